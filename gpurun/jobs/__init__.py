@@ -1,1 +1,1 @@
-"""Defines the kinds of job, one module for each. Code that only one kind needs is in a folder beside the modules."""
+"""Defines the kinds of job, one module for each. Code that only one kind needs is in a subfolder."""

@@ -34,7 +34,7 @@ _NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\
 
 
 class CommandJob(Job):
-    """A `command` whose duration is not known in advance; gpurun's own runner starts it on the machine."""
+    """A `command` whose duration is not known in advance. gpurun's own runner starts it on the machine."""
 
     kind: ClassVar[str] = "command"
     terms: ClassVar[JobTerms] = COMMAND
@@ -129,7 +129,7 @@ class CommandJob(Job):
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
         """Return (label, text) rows: each uploaded file that the command names, then the git commit.
 
-        Return [] if the folder has changed since it was planned.
+        Return [] if the run's copy of the folder has changed since the run was planned.
         """
         digests = _file_digests(beside / "work")
         if digest_json(digests) != plan.bundle_sha256:
@@ -166,12 +166,12 @@ class CommandJob(Job):
         return {"is_recipe": False, "argv": list(self.command.words), **self.command.model_dump(include=fields)}
 
     def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return the earlier sweep's results as uploads by path; empty if this sweep does not continue one."""
+        """Return the uploads with the earlier sweep's results, by path; empty if this sweep does not continue one."""
         earlier = Path(plan.data.beside) / EARLIER
         return {f"bundle/{EARLIER}": earlier} if earlier.is_dir() else {}
 
     def trials_save_s(self, at_once: int) -> int:
-        """Return the seconds that trials get to save when they are all stopped at the same time."""
+        """Return the seconds that trials have to save when all of them are stopped at the same time."""
         return self.command.grace_s - END_S
 
     def trials_bytes(self, at_once: int, keep: int) -> int:
@@ -230,7 +230,7 @@ class CommandJob(Job):
         }
 
     def _included_files(self, uploads: Mapping[str, Path | bytes]) -> Iterator[str]:
-        """Yield the full path of each file, in the folder or the data, that an --include names."""
+        """Yield the full path of each file in the folder or the data that an --include names exactly."""
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())

@@ -13,12 +13,13 @@ from gpurun.jobs.command import CommandJob
 IDLE_S, SYNC_S = 1800, 300
 """Default seconds until an idle dev box is ended, and between downloads of its changed files."""
 KEEP = ("sleep", "2147483647")
-"""The command that runs until the user or gpurun ends the box."""
+"""A command that runs until the user or gpurun ends the box."""
 JUPYTER_PORT = 8888
 JUPYTER_FOLDER = "jupyter"
-"""The folder, below the run's folder on the machine, where Jupyter writes its port and token; private to its user."""
+"""The folder, below the run's folder on the machine, for Jupyter's port and token. Only its user can read it."""
 # Jupyter is restarted if it ends, because a notebook that uses up all memory must not end the box. SIGTERM goes to the
-# shell and the server. The shell exits only after the server, because leftover processes would be reported as a loss.
+# shell and the server. The shell exits after the server, because a process that outlives the command is reported as
+# lost.
 _JUPYTER = f"""\
 umask 077
 trap 'exit 143' TERM
@@ -33,10 +34,10 @@ JUPYTER = ("sh", "-c", _JUPYTER, "{python}")
 
 
 class DevBoxJob(CommandJob):
-    """A `command` that only keeps the machine running, so that people can work there.
+    """A `command` that only keeps the machine running, so that people can work on it.
 
-    `git` is the address of the repository that the machine clones, at `at_commit` if it is not empty. Changed files are
-    downloaded every `sync_s` seconds.
+    `git` is the address of the repository that the machine clones, at the commit `at_commit` if that is not empty.
+    Changed files are downloaded every `sync_s` seconds.
     """
 
     kind: ClassVar[str] = "dev_box"

@@ -1,8 +1,8 @@
 """Reads an earlier run of this home that a new run continues. Only what its signed receipt confirms is used.
 
 `training/continued_training.py` (train --from), `commands/continued_command.py` (run --from) and
-`training/compile_cache.py` (--warm) use it. The run's folder may have changed since the run ended; a file that differs
-from the receipt is treated as missing.
+`training/compile_cache.py` (--warm) use this module. The run's folder may have changed since the run ended; a file that
+differs from the receipt is treated as missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BOX = ("host", "host_key", "jump", "python", "price_micros_per_hour")
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that ended, with the predicate of its receipt (`receipt`) and the receipt's digest."""
+    """A run that ended. `receipt` is the predicate of its receipt, `receipt_sha256` the receipt's digest."""
 
     folder: RunFolder
     receipt: dict[str, Any]
@@ -70,7 +70,7 @@ class EarlierRun:
         return _read_if_unchanged(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
 
     def unchanged(self, file: dict[str, Any]) -> Path:
-        """Check a downloaded file's digest and return its path; VerificationFailed if it differs from the receipt."""
+        """Check a downloaded file's digest; return its path. Raise VerificationFailed if the digest is different."""
         path, digest = path_of(self.folder.artifacts, str(file["name"])), hashlib.sha256()
         try:
             with open_regular(path) as content:
@@ -83,7 +83,7 @@ class EarlierRun:
         return path
 
     def altered(self, what: str) -> VerificationFailed:
-        """Return the error that says that `what` is missing or differs from the receipt."""
+        """Return the error for `what`, such as a file, that is missing or differs from the receipt."""
         return VerificationFailed(
             "continue.altered",
             f"{self.name}: {what} is missing or differs from the receipt.",
@@ -105,7 +105,7 @@ class EarlierRun:
         )
 
     def _read_confirmed(self, kind: type[Model], path: Path, name: str) -> Model | None:
-        """Read a record from the run's folder; None unless its digest equals the receipt's digest of this name."""
+        """Read a record from the run's folder; None unless its digest equals the receipt's digest of that name."""
         content = _read_if_unchanged(path, self.receipt["digests"][name])
         try:
             return kind.from_json(content) if content is not None else None
@@ -126,7 +126,7 @@ def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
 
 
 def find_earlier_run(reference: str, home: Home) -> EarlierRun:
-    """Return the run that `reference` names; UsageError if it has not ended, or has no receipt signed by this home."""
+    """Return the run that `reference` names. Raise UsageError if it has not ended or has no valid receipt."""
     name = find_run(home, reference)
     if look_at_run(home, name).unfinished:
         hint = f"gpurun stop {name} saves and ends it. If its supervisor is dead, use gpurun resume {name} instead."
@@ -145,7 +145,7 @@ def find_earlier_run(reference: str, home: Home) -> EarlierRun:
 def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields that give a request the provider and machine of `before`; {} if it names a provider itself.
 
-    `usual` are the providers to use if `before` named none. The host key and the price apply only to the same box.
+    If `before` named no provider, `usual` is used. The host key and the price are copied only for the same box.
     """
     if request.providers:
         return {}

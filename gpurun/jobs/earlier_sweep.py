@@ -1,4 +1,4 @@
-"""Plans what continues a sweep: a sweep that runs its remaining trials, or a training run from its best trial."""
+"""Plans what continues a sweep: a new sweep for its remaining trials, or a training run from its best trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_CHARS = 200
 
 
 def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request with its missing fields taken from the earlier sweep's request."""
+    """Return the request of a sweep that continues an earlier one, whose request fills the missing fields."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.sweep is None:
@@ -46,7 +46,7 @@ def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Req
 
 
 def make_other_sweep(run: str, given: str) -> UsageError:
-    """Return the error for a sweep that continues `run` and gives a setting of its own as well."""
+    """Return the error for a sweep that continues `run` and also has a setting of its own (`given`)."""
     what = f"A sweep with --from repeats the settings of the earlier sweep, so {given} is not allowed with it."
     hint = f"Leave it out: gpurun sweep --from {run}; or start another sweep without --from."
     return UsageError("continue.other_sweep", what, hint=hint)
@@ -55,8 +55,8 @@ def make_other_sweep(run: str, given: str) -> UsageError:
 def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
     """Copy an earlier sweep's results into the folder `into`, which is uploaded, and return the record of that sweep.
 
-    Return None if the request does not continue a sweep. VerificationFailed if a file differs from the receipt;
-    UsageError if no trial is left to run.
+    Return None if the request does not continue a sweep. Raise VerificationFailed if a file differs from the receipt,
+    and UsageError if no trial is left to run.
     """
     if not request.continues:
         return None
@@ -116,7 +116,7 @@ class EarlierTrial(EarlierRun):
         for file in entries:
             downloaded = home.get(f"{self._sweep_folder}{file.get('name')}")
             if downloaded is None or file.get("sha256") != downloaded["sha256"]:
-                continue  # It was overwritten after the list was written.
+                continue  # It was overwritten after the manifest was written.
             if file.get("kind") in kinds and type(file.get("step")) is int:
                 found.append({**file, "bytes": downloaded["bytes"]})
         return found
@@ -127,7 +127,10 @@ class EarlierTrial(EarlierRun):
 
 
 def find_earlier_training(reference: str, home: Home) -> EarlierRun:
-    """Return the run that `reference` names, or its best trial if it is a sweep; UsageError if no trial finished."""
+    """Return the run that `reference` names, or the best trial if it is a sweep of a recipe.
+
+    Raise UsageError if no trial of the sweep has a result.
+    """
     run = find_earlier_run(reference, home)
     plan = run.plan()
     if plan is None or not isinstance(plan.job, SweepJob) or not plan.job.trial.terms.has_model:
@@ -143,7 +146,7 @@ def find_earlier_training(reference: str, home: Home) -> EarlierRun:
 
 
 def _read_table(run: EarlierRun) -> dict[str, Any]:
-    """Return the downloaded table of a sweep's trials; UsageError if there is none."""
+    """Return the downloaded table of a sweep's trials. Raise UsageError if there is none."""
     found = {str(file["name"]): file for file in run.files("checkpoint")}
     table = _read_confirmed_object(run, found.get(f"{_SWEEP_FOLDER}{TABLE}"))
     rows, best = table.get("rows"), table.get("best")

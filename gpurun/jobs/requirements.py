@@ -62,8 +62,8 @@ exit 1
 
 
 PIP_MARK = "gpurun --pip:"
-"""The beginning of each log line that installing --pip packages writes during set-up."""
-# Install for the Python that runs the command: the first that has torch, else the last.
+"""The beginning of each log line about the installation of --pip packages during set-up."""
+# Packages are installed for the Python that runs the command: the first Python that has torch, else the last.
 _PIP = """\
 export PIP_BREAK_SYSTEM_PACKAGES=1
 for python in {pythons}; do
@@ -97,7 +97,7 @@ _OTHER_NAMES = {
 
 
 def requirement_lines(requirement: str) -> list[str]:
-    """Return the lines of a requirements file, or the single requirement itself; UsageError if a file is unreadable."""
+    """Return the lines of a requirements file, or the requirement itself. Raise UsageError for an unreadable file."""
     if not requirement.endswith(".txt"):
         return [requirement]
     try:
@@ -116,14 +116,14 @@ def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choice
 
 
 def with_pip_if_it_can(choices: Choices, lines: Sequence[str], python: str = "") -> Choices:
-    """Return the choices with optional packages to install after --setup; if that fails, the job runs without them."""
+    """Return the choices with optional packages to install after --setup. If that fails, the job runs without them."""
     script = with_pip(Choices(), lines, python).setup
     script = f"(\n{script}) || echo '{PIP_MARK} {' '.join(lines)} could not be installed: it is done without' >&2\n"
     return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
 
 
 def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[str, list[str]]:
-    """Return each of the modules that a Python here can import, with the distributions that provide it."""
+    """Return the modules that a local Python can import, each with the distributions that provide it."""
     names = [name for name in modules if name.isidentifier()]
     if python == sys.executable:
         by = packages_distributions()
@@ -154,8 +154,8 @@ def add_required_packages(
 ) -> tuple[Choices, tuple[str, ...]]:
     """Return the choices with the packages that the recipe needs, and notes about them for the plan.
 
-    The user's own image or set-up script is kept; a note says what it must provide. The default images of providers
-    lack the Hugging Face libraries. If `is_outfitted` is false (the user's own machine), nothing is installed
+    The user's own image or set-up script is kept, and a note states what it must provide. The default images of
+    providers lack the Hugging Face libraries. If `is_outfitted` is false (the user's own machine), nothing is installed
     automatically. Nothing can be installed in the image of a cluster's job.
     """
     if recipe.train.loop != "huggingface":

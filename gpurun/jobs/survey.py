@@ -11,7 +11,7 @@ from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 
 
 def survey_run_files(plan: Plan, trainer: Path) -> Survey:
-    """Return the files that a run needs on the machine; shards that the machine downloads are listed by digest."""
+    """Return the files that a run needs on the machine. Shards that it downloads itself are listed by digest."""
     workload = plan.job.workload(plan, trainer, cpus=1)
     here = survey(workload.uploads, workload.allowed)
     public = tuple(PackedFile(f"data/{file.name}", file.bytes, Elsewhere(file.sha256)) for file in plan.data.public)
@@ -19,9 +19,9 @@ def survey_run_files(plan: Plan, trainer: Path) -> Survey:
 
 
 def require_planned_program(plan: Plan, trainer: Path) -> None:
-    """Raise SetupError if the trainer, or the command's folder, has changed since the run was planned.
+    """Raise SetupError if the trainer, or the run's copy of the command's folder, differs from the plan.
 
-    The receipt names the program's digest from the plan, so no other program may be uploaded.
+    The receipt names the program's digest from the plan, so no other program must be uploaded.
     """
     if plan.job.digest(plan, trainer) == plan.bundle_sha256:
         return

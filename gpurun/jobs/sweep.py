@@ -1,7 +1,8 @@
 """Defines the job of `gpurun sweep`: trials of one recipe or one command with different settings, on one machine.
 
-On the machine the command is `remote/agent/runner/sweep.py`, which starts the trials. The sweep's checkpoint is its
-table of trials and the files of the best trials. The rest of gpurun treats a sweep as a command with a few outputs.
+On the machine the command is `remote/agent/runner/sweep.py`, which starts the trials. The sweep's checkpoint consists
+of its table of trials and the files of the best trials. The rest of gpurun treats a sweep as a command with a few
+outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAIN = ("{python}", "../start_sweep.py", "../sweep.json")
 class SweepJob(Job):
     """A `sweep` over one kind of `trial`; `at_once` is the number of trials that run at the same time on all GPUs.
 
-    `installs` are the packages that the sampler needs on a rented machine; without them it chooses settings randomly.
+    `installs` are the packages that the sampler needs on a rented machine. Without them, it chooses settings randomly.
     """
 
     kind: ClassVar[str] = "sweep"
@@ -57,7 +58,7 @@ class SweepJob(Job):
 
     @property
     def disk_gb(self) -> int:
-        """Return the GB for one trial, plus the checkpoints of the other running trials and of the best ones."""
+        """Return the GB for one trial, plus the checkpoints of the other running trials and of the best trials."""
         return self.trial.disk_gb + ceil(self.trial.trials_bytes(self.at_once, self.sweep.keep) / 2**30)
 
     @property
@@ -157,7 +158,7 @@ class SweepJob(Job):
         return Workload(argv, uploads, trial.env, has_runner=True, allowed=trial.allowed)
 
     def _earlier_results(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return the results to upload: of this run's earlier machine, or of the sweep that this sweep continues."""
+        """Return the results to upload: of this run's earlier machine, or of the sweep that this one continues."""
         if plan.leg is None or not plan.leg.files:
             return self.trial.trial_uploads(plan)
         files = [(name.removeprefix(f"{FOLDER}/"), path) for name, path in checkpoint_of(plan.leg)]
@@ -168,7 +169,7 @@ class SweepJob(Job):
         yield from sorted(self.sweep.space.items())
 
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """See `Job.digest`: the digest of the trial's trainer or folder, because people compare that."""
+        """See `Job.digest`: the digest of the trial's trainer or folder, which users compare between runs."""
         return self.trial.digest(plan, trainer)
 
     def program(self, plan: Plan, trainer: Path) -> Path:

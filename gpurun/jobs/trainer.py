@@ -1,4 +1,4 @@
-"""Defines the job of `gpurun train`: the bundled trainer, or a copy that the user modified, on shards of tokens."""
+"""Defines the job of `gpurun train`: the bundled trainer, or the user's modified copy of it, on shards of tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from gpurun.view.number_format import format_count, short_hash
 
 CHANGED = "changed trainer"
 CONTINUED = "continue"
-"""The folder beside the shards that holds the checkpoint from which the trainer continues."""
+"""The folder beside the shards with the checkpoint from which the trainer continues."""
 CHECKPOINT_BYTES = 12  # Per parameter: fp32 weights and AdamW's two moments.
 KEPT_CHECKPOINTS = 2  # The latest and the best checkpoint, which are downloaded at the end.
-SAVE_START_S = 60  # Time to end a step and save before the trainer is killed,
-SAVE_BYTES_PER_S = 80e6  # plus the time to write the checkpoint at this rate (86 MB/s measured on two busy cores).
-TRIAL_CHECKPOINTS = 4  # A running trial has three checkpoints on the disk while it writes a fourth.
+SAVE_START_S = 60  # Time to end a step and begin to save before the trainer is killed.
+SAVE_BYTES_PER_S = 80e6  # The assumed rate of writing a checkpoint; 86 MB/s was measured on two busy cores.
+TRIAL_CHECKPOINTS = 4  # A running trial has three checkpoints on disk while it writes a fourth.
 # Sizes that do not follow from the model.
 SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30
 
 
 class TrainerJob(Job):
-    """A recipe for the trainer. `resolved` is the whole recipe, `parameters` the model's size with the plan's data.
+    """A recipe for the trainer. `resolved` is the whole recipe; `parameters` is the model's size with the plan's data.
 
-    `trainer` is "official trainer 0.1.0" or "changed trainer"; it is empty in plans of older versions.
+    `trainer` is "official trainer 0.1.0" (with the version) or "changed trainer"; it is empty in plans of older
+    versions.
     """
 
     kind: ClassVar[str] = "trainer"
@@ -96,7 +97,7 @@ class TrainerJob(Job):
         return SAVE_START_S + int(self.checkpoint_bytes / SAVE_BYTES_PER_S)
 
     def most_bytes(self, kind: str) -> int | None:
-        """Return the byte limit of one file of a kind, twice the expected size; None if the model's size is unknown."""
+        """Return the byte limit of one file of a kind, about twice its expected size; None if that is unknown."""
         if not self.parameters:
             return None
         tokens = int(self.resolved.get("sample", {}).get("tokens", 0))
@@ -151,7 +152,7 @@ class TrainerJob(Job):
         return {}
 
     def trials_save_s(self, at_once: int) -> int:
-        """Return the seconds that trials get to save when they are stopped together; they share one disk."""
+        """Return the seconds that trials have to save when all are stopped together. They share one disk."""
         return at_once * self.save_s
 
     def trials_bytes(self, at_once: int, keep: int) -> int:
@@ -184,7 +185,7 @@ class TrainerJob(Job):
         return [f"{data.source}, {data.tokenizer}"], digests
 
     def _command_words(self, plan: Plan) -> tuple[str, ...]:
-        """Return the command that starts the plan's processes, with the micro-batch that the plan found to fit.
+        """Return the command that starts the plan's processes, with the micro-batch that fits according to the plan.
 
         Without it, the trainer would have to find the micro-batch by running out of memory, on paid time.
         """
@@ -198,12 +199,12 @@ class TrainerJob(Job):
         paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
         fits, train = plan.estimate.micro_batch, self.resolved["train"]
         cut = [f"--micro-batch={fits}"] if 0 < fits < train["micro_batch"] else []
-        # Without the flag the trainer decides, as it must for older plans, which do not contain this decision.
+        # Without the flag the trainer decides, as with older plans, which do not contain this decision.
         shared = ["--parallel=fsdp"] if plan.estimate.sharded and train["parallel"] == "auto" else []
         return (*start, *program, *paths, *cut, *shared)
 
     def _data_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return the data to upload: the run's own folder, or the shards and weights in the user's folder.
+        """Return the data to upload: the run's own folder, and the shards and weights in the user's folder.
 
         The manifest is the run's own copy, because the user may move or rebuild the folder before the upload.
         """
@@ -230,7 +231,7 @@ class TrainerJob(Job):
 
 
 def _checkpoint_of(leg: Leg) -> dict[str, Path | bytes]:
-    """Return the checkpoint that a leg starts from, placed where the trainer looks for one to continue."""
+    """Return the checkpoint that a leg starts from, at the place where the trainer looks for a checkpoint."""
     entries = [file.model_dump(mode="json") for file in leg.files]
     manifest = {"v": 1, "latest": leg.step, "best": None, "files": entries}
     files = {f"data/{CONTINUED}/{file.name}": path_of(Path(leg.folder), file.name) for file in leg.files}
@@ -244,14 +245,14 @@ def _environment_variables(plan: Plan, cpus: int) -> dict[str, str]:
         # By default torchrun gives each process only one thread, and on a cluster other jobs may share the node.
         variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
     if plan.mode is not Mode.PAID:
-        # Other programs run here, so a spinning thread can take the core that another thread needs. On a rented machine
-        # threads may spin, because waking a thread can take longer than its part of a small step.
+        # Other programs run on this computer, so a spinning thread can take the core that another thread needs. On a
+        # rented machine threads may spin, because waking a thread can take longer than its part of a small step.
         variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return variables
 
 
 def modules_of(trainer: Path) -> dict[str, Path]:
-    """Return the files of the trainer's modules by their path in the package."""
+    """Return the files of the trainer's modules, keyed by their path in the package."""
     return {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
 
 
@@ -261,6 +262,6 @@ def digest_of_trainer(trainer: Path) -> str:
 
 
 def words_of_trainer(digest: str) -> str:
-    """Return the trainer's name in the plan, journal and receipt; an unmodified copy counts as the official trainer."""
+    """Return the trainer's name for plan, journal and receipt. An unmodified copy counts as the official trainer."""
     official = digest == digest_of_trainer(bundle_root() / "trainer")
     return f"official trainer {__version__}" if official else CHANGED

@@ -1,7 +1,7 @@
 """Read what a run cost from its provider's bill, if the provider reports the bill for a single machine.
 
 A bill keeps growing for minutes after a machine's end. It is final once two readings ten minutes apart agree. A receipt
-waits for a final bill only if the end of a machine was not seen.
+waits for a final bill only if the machine's end was not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BILL_GAP_S, BILL_WAIT_S, LOOK_S = 600.0, 1800.0, 30.0
 class Bill:
     """The amount that was billed for a run's machines, as far as it is known; `micros` is None if no amount is known.
 
-    `is_settled` means that it no longer changes. `unclear` has a phrase for each thing that the amount does not
+    `is_settled` means that the amount no longer changes. `unclear` has a phrase for each thing that it does not
     include.
     """
 
@@ -40,7 +40,7 @@ class Bill:
 
 
 def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bill | None:
-    """Request the bill for every machine that a run had. Return None if it rented no machine."""
+    """Request the bill of every machine that a run had. Return None if the run rented no machine."""
     try:
         rentals = rentals_of(read_journal(folder.journal).records)
     except GpurunError as error:
@@ -62,7 +62,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
 
 
 def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
-    """Return one machine's bill and whether it is final, or a phrase that says why there is no bill."""
+    """Return one machine's bill and whether it is final; if there is no bill, return a phrase that says why."""
     name = rental.intent.provider
     try:
         provider = provider_named(name)
@@ -79,10 +79,10 @@ def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wal
 
 
 def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) -> Iterator[Note]:
-    """Wait until the bills of these machines are final, at most BILL_WAIT_S, and record the final ones.
+    """Wait until the bills of machines whose end was not seen are final, and record the final bills.
 
-    The end of these machines was not seen. A stop request ends the wait. Without a final bill, the receipt states only
-    an upper bound of the cost.
+    The wait is at most BILL_WAIT_S, and a stop request ends it. Without a final bill, the receipt states only an upper
+    bound of the cost.
     """
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
     unseen = [rental for rental in rentals if _reports_charges(rental, context)]
@@ -108,7 +108,7 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
 
 
 def _reports_charges(rental: Rental, context: Context) -> bool:
-    """Return whether the machine's provider reports the bill for a single machine."""
+    """Return whether the machine was created and its provider reports the bill for a single machine."""
     try:
         provider = context.provider_named(rental.intent.provider)
     except GpurunError:

@@ -1,7 +1,7 @@
 """Connect to an instance, and decide how long a step retries.
 
-The connection is a folder on this machine, or SSH with a host key that was pinned before the machine booted. An
-unreachable machine may be alive. Time in which the laptop slept does not count as time spent retrying.
+The connection is a folder on this computer, or SSH with a host key that was pinned before the machine booted. A machine
+that cannot be reached may still run. Time in which this computer slept does not count as time spent retrying.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.messages import ManifestFile
 from gpurun.remote.ssh import RemoteMachine
 
-# The agent may refuse with these once and then recover: it was killed (out of memory), or its disk failed.
+# The agent may refuse with these reasons and later recover: it was killed (out of memory), or its disk failed.
 BRIEF = frozenset({"broken", "os_error"})
 MOST_REFUSALS = 20
-# If no bytes move for this long, the line is not slow: it was down, or the laptop's lid was closed.
+# If no bytes move for this long, the connection is not slow: it was down, or this computer slept.
 AWAY_S = 30.0
-# A try lasts at most this long. Any longer time means that the laptop slept.
+# A try lasts at most this long. Any longer time means that this computer slept.
 LONGEST_TRY_S = 90.0
 LEAST_UNHEARD_S = 900.0
 MOVED_S = 180.0
-"""For how long to try to reach a machine that restarted and no longer trains, so that its results can be downloaded."""
+"""Seconds to try to reach a machine that restarted and no longer trains, so that its results can be downloaded."""
 HOLD_S = 5.0
 
 
@@ -51,7 +51,7 @@ class MachineConnector:
         self._kept: tuple[tuple[Address, bool], FarSide] | None = None
 
     def __call__(self, instance: Instance) -> FarSide:
-        """Return the connection to an instance that has an address. It connects at its first use."""
+        """Return the connection to an instance that has an address. The connection opens at its first use."""
         address = instance.address
         if address is None:
             raise RuntimeError(f"{instance.id} has no address yet")
@@ -89,9 +89,9 @@ class MachineConnector:
         return place_facts(instance.provider).is_queued
 
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
-        """Return the connection to a cluster's job through its login node, with the Python from the cluster's table.
+        """Return the connection to a cluster's job through its login node, with the Python of the cluster's table.
 
-        If the job does not run, only the job's folder can be used, which the login node sees too.
+        If the job does not run, the connection reaches only the job's folder, which the login node also sees.
         """
         home = Home(self._folder.home)
         cluster = find_cluster(home, instance.region)
@@ -112,7 +112,7 @@ class MachineConnector:
 class Patience(Waits):
     """Retries a step's calls until one succeeds, the lease is over, or the instance no longer runs.
 
-    `limit_s` bounds the time on a slow line. Gaps of more than AWAY_S in which no bytes move do not count.
+    `limit_s` limits the time spent on a slow connection. Gaps of more than AWAY_S in which no bytes move do not count.
     """
 
     for_room = True
@@ -125,7 +125,7 @@ class Patience(Waits):
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that one try may take, at least 1."""
+        """Return the most seconds that one try may take; at least 1."""
         within_s = self.limit_s + self._away_until_now_s() - (self._now_mono() - self._begun_mono)
         return max(1.0, min(within_s, self._context.seconds_left(self._state)))
 
@@ -140,7 +140,10 @@ class Patience(Waits):
         self._context.raise_if_stopped(self._state)
 
     def require_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """Raise StopWanted after a stop request, and CollectFailed once the lease is over."""
+        """Raise StopWanted after a stop request, and CollectFailed once the lease is over.
+
+        `why` is the error that kept the file waiting; its message is added.
+        """
         self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:
             what = f"The lease was over before {file.name} ({file.bytes:,} bytes) was downloaded."
@@ -148,7 +151,7 @@ class Patience(Waits):
             raise CollectFailed("collect.lease_over", f"{what} {why.what}" if why else what, hint=hint)
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Pause while this disk or another process holds up the files.
+        """Pause, because the remaining files wait for the local disk or for another process.
 
         Raise TrainingFailed if the instance no longer runs.
         """
@@ -159,8 +162,8 @@ class Patience(Waits):
     def wait(self, error: MachineLost | FarRefusal) -> None:
         """Pause after a failed try, or raise if a retry is useless.
 
-        Raise a FarRefusal that is permanent, or came too often. Raise TrainingFailed if the limit or the lease is over,
-        if the provider says that the instance no longer runs, or if waiting costs too much.
+        Raise a FarRefusal that is permanent or came too often. Raise TrainingFailed if the limit or the lease is over,
+        if the provider reports that the instance no longer runs, or if waiting costs too much.
         """
         clock, down = self._context.clock, None
         if isinstance(error, FarRefusal):
@@ -170,7 +173,8 @@ class Patience(Waits):
         else:
             self._refusals = 0
             down = self._context.is_down(self._state)
-            if down is None:  # The provider cannot be reached either: giving up saves nothing.
+            # The provider cannot be reached either: giving up saves nothing, so this time does not count.
+            if down is None:
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         if down:
@@ -186,15 +190,15 @@ class Patience(Waits):
         return is_late or self._unheard_s > self._most_unheard_s()
 
     def _most_unheard_s(self) -> float:
-        """Return the seconds to wait for an instance that does not answer although its provider says that it runs.
+        """Return the seconds to wait for an instance that does not answer although its provider reports that it runs.
 
-        The instance may hang for good, or this network may block SSH. Waiting may cost as much as the work that would
-        be lost; beyond that, repeating the work is cheaper. Checkpoints in a bucket are safe, so the wait is short.
+        The instance may hang for good, or this network may block SSH. Wait at most as long as the lost work took:
+        beyond that, repeating it is cheaper. Checkpoints in a bucket are not lost, so the wait is then short.
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
         if self._state.outcome == "lost" and self._context.plan.choices.give_up_after_s:
-            return 0.0  # The user's own limit has passed.
+            return 0.0  # The limit that the user set has passed.
         if self._state.outcome == "lost" and self._state.moved:
             return MOVED_S
         if self._state.pushed:
@@ -215,12 +219,12 @@ _KEPT = "What was downloaded before is kept. `gpurun receipt` says what was paid
 
 
 def make_lost_error(why: str) -> TrainingFailed:
-    """Return the error to raise when a step gives up on an instance that does not answer."""
+    """Return the error of a step that gives up on an instance that does not answer."""
     return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
 
 
 def make_taken_error(why: str, *, is_by_user: bool) -> TrainingFailed:
-    """Return the error of a step whose instance no longer runs, in its provider's words."""
+    """Return the error of a step whose instance no longer runs. `why` is the provider's reason."""
     if is_by_user:
         return TrainingFailed("machine.cancelled", f"The instance no longer runs: {why}{BY_USER}.", hint=_KEPT)
     return TrainingFailed("machine.lost", f"The instance no longer runs: {why}.", hint=_KEPT)

@@ -1,4 +1,4 @@
-"""Define what every step receives besides the run's state: plan, provider, connection, clock."""
+"""The context that every step receives besides the run's state: plan, provider, connection, clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpurun.providers.base import (
 )
 from gpurun.remote.client import FarSide
 
-# These are used only before the deadline, and only if this home did not request the end.
+# These phrases are used only before the deadline, and only if this home did not request the end.
 _BY_HAND = "in its provider's console, or by another gpurun with this account's keys"
 ENDED = f"it was ended by its provider, {_BY_HAND}"
 TAKEN_BACK = "its provider took it back, as it may a spot machine"
@@ -45,23 +45,23 @@ TAKEN = f"{TAKEN_BACK}, or it was ended {_BY_HAND}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0
-# Temporary refusals by the agent: an earlier call that was cut off still holds the lock or has since done the work, or
-# the line broke again.
+# Temporary refusals by the agent: an earlier, interrupted call still has the lock or has done the work meanwhile, or
+# the connection broke again.
 PASSING = frozenset({"busy", "cut_stream", "no_layout"})
 
-# A step yields what it will do or has observed. The code after a yield runs only when the record is on disk.
+# What a step yields: something it will do, or has observed. The code after a yield runs once the record is on disk.
 Note = JournalEvent
 
 
 class StopWanted(GpurunError):
-    """Raised inside a step when the user has requested a stop. The driver records the request and continues."""
+    """Raised inside a step when the user has requested a stop. The driver records the stop and continues."""
 
     def __init__(self) -> None:
         super().__init__("stop.wanted", "A stop was requested.", hint="Nothing to do.")
 
 
 class MachineMoved(GpurunError):
-    """Raised when the machine has another address. The driver records the address and repeats the step."""
+    """Raised when the machine has a new address. The driver records the address and repeats the step."""
 
     def __init__(self, machine: Instance) -> None:
         what = f"{machine.provider} has {machine.id} at another address now, as after a restart"
@@ -70,7 +70,7 @@ class MachineMoved(GpurunError):
 
 
 class StepClock:
-    """A clock for steps that may be abandoned: it sleeps in short parts and calls `between` after each."""
+    """A clock for steps that may be interrupted: it sleeps in short parts and calls `between` after each."""
 
     def __init__(self, clock: Clock, between: Callable[[], None]) -> None:
         self._clock, self._between = clock, between
@@ -96,13 +96,17 @@ class StepClock:
 class Context:
     """Everything a step may use.
 
-    `reach` returns the connection to an instance (it does not connect yet). `trainer` is the package to upload. `open`
-    opens the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`,
-    checkpoints are downloaded while training continues. `ends_mono` is the end of the lease measured with the
-    provider's clock, if that clock was read (`ends_by_their_clock`). `begin` starts a call that may take long.
-    `budgets` are checked before anything is rented. `hang_up` closes every connection to the machine. `abandoned` is
-    set once the driver no longer waits for the step with this context. `latest` returns the run's current state,
-    because a long step may hold an old one.
+    - `reach` returns the connection to an instance. It does not connect yet.
+    - `trainer` is the package to upload.
+    - `open` opens the provider of another approved offer. If it is None, only the plan's first offer is tried.
+    - `brings_early`: whether checkpoints are downloaded during training.
+    - `ends_mono`: the end of the lease measured with the provider's clock, if that clock was read (see
+      `ends_by_their_clock`).
+    - `begin` starts a call that may take long.
+    - `budgets` are checked before anything is rented.
+    - `hang_up` closes every connection to the machine.
+    - `abandoned` is set once the driver no longer waits for the step that has this context.
+    - `latest` returns the run's current state. A long step may have an old one.
     """
 
     home: Home
@@ -122,7 +126,7 @@ class Context:
     latest: Callable[[RunState], RunState] = lambda state: state
 
     def for_machine(self, state: RunState) -> Context:
-        """Return this context for the run's current offer, with the plan of the run's current machine."""
+        """Return this context for the run's current offer, with the plan of its current machine."""
         context = self
         if state.leg_plan:
             try:
@@ -142,7 +146,7 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other people may use the machine too. Files that are not downloaded then stay there."""
+        """Return whether other programs may use the machine too: on this computer, an own box or a cluster."""
         traits = self.provider.traits
         return traits.is_this_computer or not traits.removes_files
 
@@ -151,7 +155,7 @@ class Context:
         return self.provider if name == self.provider.name or self.open is None else self.open(name)
 
     def provider_of(self, name: str, region: str) -> Provider:
-        """Return the provider of a machine in a region, which matters if several clusters may have it."""
+        """Return the provider of a machine in a region. The region matters if several clusters use one provider."""
         word = self.plan.choices.opened_as(name, region)
         return self.provider_named(name) if word == name or self.open is None else self.open(word)
 
@@ -160,7 +164,7 @@ class Context:
         return self.open is not None and place < len(self.plan.approved)
 
     def seconds_left(self, state: RunState) -> float:
-        """Return the seconds until the instance's end must be requested, to be gone by its deadline and within the cap.
+        """Return the seconds until the machine's end must be requested, to meet its deadline and the cap.
 
         The wall clock and the monotonic clock are both used; the smaller result counts.
         """
@@ -168,11 +172,11 @@ class Context:
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
 
     def is_lease_over(self, state: RunState) -> bool:
-        """Return whether the lease is over while the machine is still in use: its end must be requested."""
+        """Return whether the lease is over while the machine works and its end is not yet requested."""
         return state.phase in WORKING and state.stop != "destroy" and self.seconds_left(state) <= 0
 
     def hold_left_s(self, state: RunState) -> float:
-        """Return how many more seconds a machine is held: the smaller of both clocks' results, never past its lease."""
+        """Return how many more seconds the machine is held: the smaller of both clocks' results, within its lease."""
         state = self.latest(state)
         if state.held_at is None or state.hold_until_wall is None:
             return 0.0
@@ -186,7 +190,8 @@ class Context:
     def collect_s(self) -> float:
         """Return the seconds of the lease that are reserved for downloading.
 
-        The plan sets them; if this run's downloads are slower, they are more, but at most half of the planned training.
+        It is the plan's figure, or more if this run downloads more slowly than planned. The longer time is at most half
+        of the planned training time.
         """
         lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
         if not seen:
@@ -204,22 +209,23 @@ class Context:
         return min(by_wall, ask_wall - state.requested_at.wall - (self.clock.monotonic() - state.requested_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
-        """Return the deadline of the machine or, on a cluster, of a job that has left the queue."""
+        """Return the machine's deadline. If a cluster's job has started, it follows from the time of its start."""
         assert state.deadline_wall is not None
         started_wall = state.instance.started_wall if state.instance is not None else None
         return self.plan.lease.ends_wall(state.deadline_wall, started_wall)
 
     def ends_by_their_clock(self, state: RunState) -> float:
-        """Return the monotonic time at which the lease ends by the provider's clock; infinity if not needed.
+        """Return the monotonic time when the lease ends by the provider's clock; infinity if that is not needed.
 
-        It is needed only after a reboot of this computer, whose own clock may be hours off. The monotonic clock is used
-        because the wall clock may be corrected at any moment.
+        It is needed only after a reboot of this computer, because its own clock may be hours off. Without the
+        provider's clock the result is infinity too. The monotonic clock is used because the wall clock may be corrected
+        at any moment.
         """
         provider, deadline_wall = self.provider, state.instance.deadline_wall if state.instance else None
         is_of_this_boot = state.requested_at is not None and state.requested_at.boot_id == boot_id()
         if deadline_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
             return float("inf")
-        with suppress(Exception):  # Without the provider's clock, the local clock ends the lease.
+        with suppress(Exception):  # Without the provider's clock, the local clock decides when the lease ends.
             provider.ask_time()
         if provider.clock_ahead_s is None:
             return float("inf")
@@ -234,35 +240,38 @@ class Context:
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
-        """Return the seconds for which the provider may still hide the new instance; 0 once it was seen running."""
+        """Return for how many seconds the provider may still hide the new machine; 0 once its agent has replied."""
         return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
-        """Return the seconds for which the provider may still hide resources that were requested with the instance."""
+        """Return for how long the provider may still hide what was requested with the machine, in seconds."""
         settle_s = self.provider.traits.settle_s
         if state.heard_at is None or state.heard_at.boot_id != boot_id():
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def since_s(self, moment: Moment) -> float:
-        """Return the seconds since a moment: on the monotonic clock if it is of this boot, else on the wall clock."""
+        """Return the seconds since a moment.
+
+        The monotonic clock measures them; for a moment before the last boot, the wall clock.
+        """
         if moment.boot_id == boot_id():
             return max(0.0, self.clock.monotonic() - moment.mono)
         return max(0.0, self.clock.wall() - moment.wall)
 
     def looks_late(self, state: RunState) -> bool:
-        """Return whether the last answer is so old, on either clock, that the requested machine may have run since."""
+        """Return whether the last reply is so old, by either clock, that the machine may have run since then."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)
 
     def wants_stop(self, state: RunState) -> bool:
-        """Return whether the user has requested a stronger stop than the journal records."""
+        """Return whether the user has requested a stronger stop than the one in the journal."""
         request = read_stop_request(self.folder)
         return request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]
 
     def must_end(self, state: RunState) -> bool:
-        """Return whether the billed machine must end now: lease over, user's request, or no work left."""
+        """Return whether the machine must end now: its lease is over, the user requested it, or no work is left."""
         request = read_stop_request(self.folder)
         if request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]:
             state = state.model_copy(update={"stop": request.how, "overdue": False})
@@ -281,7 +290,7 @@ class Context:
         return self.provider.guard_folder(instance) if isinstance(self.provider, Guarded) else ""
 
     def timer_of(self, state: RunState) -> str:
-        """Return the guard's folder on the run's machine; "" if there is none or the agent was never reached.
+        """Return the guard's folder on the run's machine; "" if there is no guard or the agent was never reached.
 
         The folder may be named after the deadline on the provider's clock.
         """
@@ -290,11 +299,11 @@ class Context:
         return self.guard_folder(state.instance)
 
     def is_down(self, state: RunState) -> str | None:
-        """Ask the provider why the machine does not answer. Return its reason, "" if the machine runs, None if unknown.
+        """Ask the provider why the machine does not answer. Return the reason, "" if the machine runs, None if unknown.
 
-        If two replies differ, the machine counts as running. Raise StopWanted if a stop was requested or the lease is
-        over, because that may be why the machine is down. Raise MachineMoved if the machine has another address. The
-        address of this computer is admitted first, because it may have changed.
+        If the provider's replies contradict each other, the machine counts as running. Raise StopWanted if a stop was
+        requested or the lease is over, because that may be why the machine is down. Raise MachineMoved if the machine
+        has a new address. Before that, have the provider admit this computer's address, which may have changed.
         """
         known = get_instance(state)
         if isinstance(self.provider, LetsIn):
@@ -312,9 +321,9 @@ class Context:
         return why
 
     def is_ended_by_user(self, state: RunState) -> bool:
-        """Return whether the run's own user ended its machine outside of gpurun, as far as its provider tells that.
+        """Return whether the run's own user ended its machine outside of gpurun, as far as the provider reports that.
 
-        Such a run does not continue elsewhere: its user wanted that end, and `gpurun stop` is for runs alone.
+        Such a run does not move to another machine, because the user wanted it to end.
         """
         return isinstance(self.provider, TellsWhoEnded) and self.provider.was_ended_by_user(get_instance(state))
 
@@ -343,13 +352,13 @@ class Context:
 
 
 def _has_moved(machine: Instance, known: Instance) -> bool:
-    """Return whether a running machine has a new address, after a restart or a new mapping of its ports."""
+    """Return whether a running machine has a new address, for example after a restart."""
     now, before = machine.address, known.address
     return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
 def get_instance(state: RunState) -> Instance:
-    """Return the instance in the journal. RuntimeError without one, which would be a bug in the order of steps."""
+    """Return the instance in the journal. Without one, raise RuntimeError: the steps then ran in a wrong order."""
     if state.instance is None:
         raise RuntimeError(f"run {state.run} is {state.phase} without an instance")
     return by_our_clock(state.instance, state)
@@ -361,12 +370,12 @@ def by_our_clock(instance: Instance, state: RunState) -> Instance:
 
 
 def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock) -> float:
-    """Return the seconds until the machine's end must be requested so that the cap holds; at most `lease_left_s`.
+    """Return the seconds until the machine's end must be requested to keep the cap; at most `lease_left_s`.
 
     Extra machines and price rises shorten the time. Their cost is converted into seconds of the run's own machine at
-    the agreed price: a second machine of the same price that ran for a minute takes a minute off, and while it runs
-    each second counts twice. Money that the cap leaves above the worst case is used first. The time after the request
-    (`destroy_s`, the kill allowance) is paid at the current price as well.
+    the agreed price. For example, a second machine of the same price that ran for a minute shortens the time by a
+    minute, and while it runs each second counts twice. Money that the cap leaves above the worst case is used first.
+    The time after the request (`destroy_s` and the kill allowance) is counted at the current price as well.
     """
     own = state.attempts.get(state.token)
     price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
@@ -381,10 +390,9 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
     for extra in extras:
         attempt = state.attempts.get(extra.token)
-        if attempt is None:  # A journal of version 1 does not record requests.
+        if attempt is None:  # A journal of version 1 does not record create requests.
             continue
-        # A machine that still runs is being ended. It is counted with the usual time for that, and with more if it
-        # takes longer.
+        # For a machine that is still being ended, the usual time for ending is added to the time that it has run.
         lived_s = attempt.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
         share = ratio_of(total(attempt.micros_per_hour, attempt.beside_micros_per_hour), price)
         taken_s += share * (lived_s + attempt.billing_unit_s)
@@ -393,7 +401,7 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
 
 
 def _extras_of_this_leg(state: RunState) -> list[Extra]:
-    """Return the extra machines whose cost is not part of the cost of earlier legs."""
+    """Return the extra machines whose cost is not included in the cost of earlier legs."""
     return [
         extra
         for extra in state.extras.values()
@@ -407,7 +415,7 @@ def _extras_of_this_leg(state: RunState) -> list[Extra]:
 def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micros:
     """Return the upper bound of what all machines cost so far.
 
-    If an earlier leg's create request had no clear reply, that machine counts with its worst case.
+    A machine of an earlier leg whose create request had no clear reply counts with its worst case.
     """
     spent = []
     for rental in rentals_of(records):
@@ -417,7 +425,7 @@ def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micro
 
 
 def gpu_hours_at_most(state: RunState, records: Sequence[Record], leg: int) -> float:
-    """Return the same in GPU-hours: what all machines used at most so far."""
+    """Return the upper bound of the GPU-hours that all machines used so far, counted like `spent_at_most`."""
     return sum(
         rental.longest_gpu_hours if _is_unclear(rental, state, leg) else rental.most_gpu_hours
         for rental in rentals_of(records)
@@ -425,15 +433,15 @@ def gpu_hours_at_most(state: RunState, records: Sequence[Record], leg: int) -> f
 
 
 def _is_unclear(rental: Rental, state: RunState, leg: int) -> bool:
-    """Whether the create of a machine of an earlier leg was never clearly answered."""
+    """Return whether this machine's create request belongs to an earlier leg and was never clearly answered."""
     attempt = state.attempts.get(rental.token)
     return attempt is not None and attempt.leg < leg and attempt.answer in ("", "unseen")
 
 
 def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:
-    """Return whether the cap covers the worst case of another machine and of each machine that may exist unseen.
+    """Return whether the cap covers another machine's worst case plus that of each machine that may exist unseen.
 
-    Machines of earlier legs were already subtracted from the cap.
+    `cap_micros` must already be reduced by the cost of earlier legs.
     """
     requests = [request for request in state.attempts.values() if request.leg == state.leg]
     unseen = [request for request in requests if request.answer == "unseen" or request.token == state.token]

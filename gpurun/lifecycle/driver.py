@@ -1,8 +1,7 @@
 """Drive a run: replay the journal, do the next step, record its notes. Only this module appends to the journal.
 
-A step is a generator of notes. The driver writes a note to disk before it resumes the step, so "intent first" holds for
-every step by construction. After a crash the journal is replayed and the next step runs: there is no other recovery
-path.
+A step is a generator of notes. The driver writes a note to disk before it resumes the step, so every step records an
+intent before it acts. After a crash the journal is replayed and the next step runs; no other recovery is needed.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ T = TypeVar("T")
 def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
     """Remove the resources that the machine left, then download the files that it pushed.
 
-    The resources come first because a volume is billed while it exists. A cluster's folder is not billed and holds the
-    trainer's files, so it is downloaded before it is removed.
+    The resources come first because a volume is billed while it exists. A cluster's folder is not billed and contains
+    the trainer's files, so those are downloaded before it is removed.
     """
     if state.shared == "holds":
         yield from collect_bucket.collect_pushed(state, context)
@@ -61,7 +60,7 @@ def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def continue_elsewhere(state: RunState, context: Context) -> Iterator[Note]:
-    """Plan the run's next machine, after everything that belongs to the previous machine (if any) was removed."""
+    """Remove what is left of the earlier machines (if the last one is gone), then plan the run's next machine."""
     if state.phase is Phase.GONE:
         yield from close_run.close_machines(state, context)
     yield from move_run.move(state, context)
@@ -85,14 +84,14 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
 BUG_PAUSE_S, PAUSE_S = 30.0, 3.0
 TICK_S = 0.2
 ABANDON_AFTER_S = 4.0
-"""Seconds that a step gets to end once its machine must be destroyed. After that its hanging call is abandoned."""
+"""Seconds that a step has to end once its machine must be destroyed. After that the step is abandoned."""
 _ABANDONED_TO_DESTROY = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.HOLD)
-# A later supervisor could not observe these facts a second time.
+# A later supervisor could not observe these facts again.
 _UNREPEATABLE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 
 
 class Unrecorded(SetupError):
-    """The journal cannot be written, and waiting would save nothing, so this attempt to drive the run stops."""
+    """Raised if the journal cannot be written and waiting would save nothing. It ends this attempt to drive the run."""
 
 
 class Driver:
@@ -107,7 +106,7 @@ class Driver:
     def drive(self) -> ExitCode:
         """Do steps until the run is closed; return its exit code.
 
-        Raise MayBeBilling if the machine's end cannot be proven; the run then stays open.
+        Raise MayBeBilling if a machine's end cannot be proven or recorded. The run then stays open.
         """
         try:
             return self._drive()
@@ -120,15 +119,15 @@ class Driver:
             raise self._end_and_explain(state, error) from error
 
     def record_outlived(self, instance: Instance) -> None:
-        """Record that a machine still runs although its end was recorded. The run stays red until its end is proven."""
+        """Record that a machine still runs although its end was recorded. The run stays red until it is proven gone."""
         if instance.id not in self._state().late:
             self._record(close_run.came_late(instance, self._state()))
 
     def _end_and_explain(self, state: RunState, error: GpurunError) -> MayBeBilling:
-        """End the machine of a run that can no longer be driven. Return the error to raise; nothing is recorded."""
+        """End the machine of a run that can no longer be driven, and record nothing. Return the error to raise."""
         try:
             context = self._context_at(state)
-        except GpurunError:  # A provider without a key.
+        except GpurunError:  # For example a provider without a key.
             return self._not_proven_gone(error)
         return ended_unrecorded(state, context, error)
 
@@ -155,7 +154,7 @@ class Driver:
                 return code
 
     def _turn(self) -> ExitCode | None:
-        """Do one step; return the run's exit code once it is closed."""
+        """Do one step. Return the run's exit code if it is closed, else None."""
         state = self._record_stops()
         step = next_step(state, lease_over=self._context_at(state).seconds_left(state) <= 0)
         if step is None:
@@ -169,7 +168,7 @@ class Driver:
         return None
 
     def _record_bug(self, bug: Exception) -> None:
-        """Record a bug between two steps and pause. Raise it if nothing is billed or the machine must end now."""
+        """Record a bug between two steps and pause. Raise if nothing is billed or the machine must end now."""
         state = self._state()
         if not state.may_be_billing:
             raise bug
@@ -180,7 +179,7 @@ class Driver:
         self._context.clock.sleep(BUG_PAUSE_S)
 
     def _record_stops(self) -> RunState:
-        """Record a new stop request and the end of the lease, if there is one; return the state after that."""
+        """Record a new stop request, if there is one, and the end of the lease, if it is over. Return the new state."""
         state = self._state()
         request = read_stop_request(self._context.folder)
         if request is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
@@ -196,7 +195,7 @@ class Driver:
         return self._state()
 
     def _context_at(self, state: RunState) -> Context:
-        """Return the context for the current offer."""
+        """Return the context for the offer and machine that the state names."""
         return self._context.for_machine(state)
 
     def _state(self) -> RunState:
@@ -225,7 +224,7 @@ class Driver:
         except MachineMoved as moved:
             machine = SeenMachine.from_instance(moved.machine)
             self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=machine))
-            self._context.clock.sleep(PAUSE_S)  # A provider may alternate between two addresses for ever.
+            self._context.clock.sleep(PAUSE_S)  # A provider may alternate between two addresses forever.
         except Unrecorded:
             raise
         except StoreFull as error:
@@ -235,18 +234,19 @@ class Driver:
             self._give_up(error)
         except GpurunError as error:
             self._record_failure(step, state, error)
-        except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
+        except Exception as bug:  # noqa: BLE001 - a bug in gpurun must not leave a machine running.
             self._record_failure(step, state, self._bug_error(bug, f"in {step}"))
 
     def _step_context(self, step: Step, state: RunState) -> Context:
         """Return the context of one step.
 
-        Its clock raises StopWanted after a stop request or if the step was abandoned.
+        While the machine works, the clock of this context raises StopWanted after a stop request or once the step is
+        abandoned.
         """
         context = replace(self._context_at(state), abandoned=Flag(), latest=lambda _: self._state())
 
         def between() -> None:
-            if step is not Step.CREATE:  # The result of a create request must be known even if the run stops.
+            if step is not Step.CREATE:  # A create request must return its result even if the run stops.
                 context.raise_if_stopped(state)
             if context.begin is Inline:  # Otherwise `_next` does this beside the step.
                 self._attend()
@@ -258,7 +258,7 @@ class Driver:
         return replace(context, clock=StepClock(context.clock, between))
 
     def _next(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
-        """Return the step's next note, None at its end.
+        """Return the step's next note, or None at its end.
 
         Raise StopWanted if the step hangs and its machine must end now.
         """
@@ -288,8 +288,8 @@ class Driver:
         """Append a note to the journal. While this disk is full, keep trying: the machine trains under its lease.
 
         If the machine must end after this note, or its lease ends during the wait, end the machine first. After that,
-        keep trying only for notes that no later supervisor could make. A machine that only this note names is treated
-        in the same way. Raise Unrecorded if waiting would save nothing.
+        keep trying only for notes that no later supervisor could record again. The same holds for a note that is the
+        only record of a machine. Raise Unrecorded if waiting would save nothing.
         """
         is_gone = False
 
@@ -315,7 +315,7 @@ class Driver:
         return replay_journal(self._context.plan.run, [*self._journal.records, after])
 
     def _end_if_unneeded(self, state: RunState, after: RunState) -> bool:
-        """End the machine if the state after the next record does not need it. Return whether it was seen gone."""
+        """End the machine if the state `after` does not need it. Return whether it is proven gone."""
         context = self._context_at(state)
         return context.must_end(after) and end_unrecorded(state, context) is None
 
@@ -326,7 +326,7 @@ class Driver:
             self._record(incident)
 
     def _record_failure(self, step: Step, before: RunState, error: GpurunError) -> None:
-        """Record the failure of a step. Give up if the same step would run next and fail for ever."""
+        """Record the failure of a step. Raise MayBeBilling if the same step would only fail again."""
         if step is Step.SETTLE:
             raise error
         if step is Step.DESTROY:
@@ -339,12 +339,12 @@ class Driver:
             self._give_up(self._not_proven_gone(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
-        """Record the error and end this attempt. The run stays open and red; the next attempt continues from here."""
+        """Record the error and raise it. The run stays open and red, and the next attempt to drive it resumes it."""
         self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 
     def _not_proven_gone(self, error: GpurunError) -> MayBeBilling:
-        """Return the error as MayBeBilling (the exit code that outranks all others): a machine is not proven gone."""
+        """Return the error as MayBeBilling, whose exit code outranks all others: a machine is not proven gone."""
         run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
         return MayBeBilling(error.code, error.what, hint=hint)
@@ -357,9 +357,9 @@ class Driver:
 
 
 def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[SetupError], None]) -> T:
-    """Repeat an attempt until this disk accepts its writes; return its result.
+    """Repeat an attempt until it raises no SetupError, such as a full disk; return its result.
 
-    `failed` is called with each error, and raises if waiting would save nothing.
+    `failed` is called with each error. It raises if waiting would save nothing.
     """
     logged: set[str] = set()
 
@@ -373,9 +373,10 @@ def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[Set
 
 
 def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
-    """Do the destroy step without recording it. Return None if everything was seen gone, otherwise the error.
+    """Do the destroy step without recording it. Return None if every machine is proven gone, otherwise the error.
 
-    This includes extra machines and machines found after their end was recorded.
+    If the journal has a machine that was found after its recorded end, or a left resource, everything of the run is
+    removed.
     """
     is_late = bool(state.late or state.leftover)
     try:
@@ -387,7 +388,7 @@ def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
 
 
 def ended_unrecorded(state: RunState, context: Context, error: GpurunError) -> MayBeBilling:
-    """End the machine of a run that can no longer be driven. Return an error that says whether the machine is gone."""
+    """End the machine of a run that can no longer be driven. Return an error that states whether it is gone."""
     run, by_hand = state.run, context.provider.traits.console_url
     still_there = end_unrecorded(state, context)
     if still_there is None:

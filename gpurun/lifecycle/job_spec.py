@@ -1,4 +1,4 @@
-"""Build the job that the machine receives: its command, its time limits, and where to push checkpoints."""
+"""Build the job that the machine receives: its command, its time limits, and the bucket to push checkpoints to."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import retry_bucket_call
 
 IDLE_S = 3600
-"""Seconds that a job may be idle before it is ended, unless the user sets a time."""
+"""Seconds that a job may be idle before it is ended, unless the user sets another time."""
 LINGER_S = 900.0
-"""Seconds that a machine waits for a lost client after training, in addition to the planned download time."""
+"""Seconds that a machine waits for an offline client after training, in addition to the planned download time."""
 PATIENCE_S = 60.0
 AFTER_S = 24 * 3600.0
-"""Seconds that URLs stay valid after the lease, where the service allows it, so that a late machine can save its files.
-"""
+"""Seconds that URLs stay valid after the lease, if the service allows it, so that a late machine can still push."""
 FRESH_S, BRIEF_S = 12 * 3600.0, 900.0
-"""Seconds between two renewals of the URLs: with lasting keys, and with keys of a session."""
+"""Seconds between two renewals of the URLs: with lasting keys, and with keys that expire with a session."""
 
 
 def job_of(state: RunState, context: Context) -> dict[str, Any]:
-    """Return the agent's job (docs/FORMATS.md). Its stops leave enough time to download the last checkpoint.
+    """Return the agent's job (docs/FORMATS.md). Its stop times leave enough time to download the last checkpoint.
 
-    The stops are also given as durations, because the machine's clock may be corrected before the job starts.
+    They are also given as durations, because the machine's clock may be corrected before the job starts.
     """
     plan = context.plan
     workload = plan.job.workload(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
@@ -78,16 +77,16 @@ def secrets_of(context: Context) -> dict[str, str]:
 
 
 def _lingering(state: RunState, context: Context) -> dict[str, Any]:
-    """Return the job's fields for the wait between the end of training and the machine ending itself.
+    """Return the job's fields about how long the machine waits after training before it ends itself.
 
-    They are empty without a bucket, because then the machine has the only copy and keeps it until its deadline.
+    Without a bucket they are empty, because then the machine has the only copy and keeps it until its deadline.
     """
     folder = context.guard_folder(state.instance) if state.pushed and state.armed and state.instance else ""
     return {"linger_s": context.plan.lease.collect_s + LINGER_S, "guard_folder": folder} if folder else {}
 
 
 def ends_unwatched(state: RunState) -> str:
-    """Return a sentence about how the machine ends if this computer does not see the end of its training."""
+    """Return a clause about how the machine ends if this computer does not see the end of its training."""
     if state.linger_s:
         wait = f"{state.linger_s / 60:.0f} minutes after its work"
         return f"it was set to end itself {wait} if its files were in the bucket, else to keep them until its deadline"
@@ -97,7 +96,8 @@ def ends_unwatched(state: RunState) -> str:
 def stops_of(state: RunState, context: Context) -> tuple[float, float]:
     """Return the seconds until the trainer must save and stop, and the seconds until it is killed.
 
-    Training may use all of the lease except the time to save, download and destroy; with --hours, no more than those.
+    Training may use the whole lease except the time to save, download and destroy. With --hours, it stops after at most
+    that time.
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
@@ -106,7 +106,7 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
 
 
 class Pushing:
-    """Gives one machine the signed URLs with which it pushes to the bucket.
+    """Gives one machine the signed URLs that it needs to push files to the bucket.
 
     Without a bucket, every method does nothing.
     """
@@ -123,9 +123,10 @@ class Pushing:
         return folder_of(self._url, self._context.plan.run, self._state.token) if self._url else ""
 
     def give(self) -> str:
-        """Give the machine its URLs and return the folder; "" without a bucket. Raise SetupError or BucketLost.
+        """Give the machine its URLs and return its folder in the bucket; "" without a bucket.
 
         Wait for a bucket that does not answer, because a machine without URLs would push nothing during the whole run.
+        Raise SetupError or BucketLost if the bucket cannot be used.
         """
         if self._bucket is None:
             return ""
@@ -148,7 +149,7 @@ class Pushing:
             logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
 
     def _hand_over(self, bucket: Bucket) -> None:
-        """Sign the URLs with the region and the clock that the last look at the bucket found, and send them."""
+        """Sign the URLs and send them. The region and the clock come from the last request to the bucket."""
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
@@ -173,7 +174,7 @@ class Pushing:
 
 
 def folder_of(url: str, run: str, token: str) -> str:
-    """Return where in the bucket a machine's checkpoints are."""
+    """Return the place in the bucket for a machine's checkpoints."""
     return parse_address(url).key("runs", run, token)
 
 
@@ -191,6 +192,6 @@ def read_list_key(path: Path, *, is_new: bool = False) -> str:
 
 
 def missing_key(path: Path) -> GpurunError:
-    """Return the error for a missing key. Without the key a forged list would look like the machine's list."""
+    """Return the error for a missing key. Without the key, a forged list cannot be told from the machine's list."""
     what = f"The key {path}, which signed the list in the bucket, does not exist."
     return SetupError("stage.no_push_key", what, hint="Restore the run's folder from a backup.")

@@ -1,6 +1,6 @@
 """Find out which run and home own a machine, from its token, its id and this home's journals.
 
-Two homes may have runs of the same name, and anyone with the account can edit a name or a tag at a provider.
+Two homes may have runs of the same name, and any user of the account can edit a name or a tag at a provider.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ENDED = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
 
 
 def recorded_deadline(token: str, owner: Owner, home: Home) -> float | None:
-    """Return the deadline that this home's journal has for a token, or None.
+    """Return the deadline that this home's journal has for a token; None if it has none.
 
-    It is on the provider's clock if the machine reported its deadline on that clock.
+    The deadline is on the provider's clock if the machine reported it on that clock.
     """
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
     made = [event.instance.deadline_wall for event in all_typed(records, CreateObserved) if event.token == token]
@@ -38,7 +38,7 @@ def recorded_deadline(token: str, owner: Owner, home: Home) -> float | None:
 def owner_of(run: str, token: str, home: Home) -> Owner:
     """Return the owner of a machine or resource.
 
-    Only the token decides: homes may share run names, and anyone may edit tags.
+    Only the token decides: homes may share run names, and any user of the account may edit tags.
     """
     home_id, here = home_id_in(token), _run_here(run, token, home)
     if here is not None:
@@ -55,7 +55,7 @@ def home_id_in(token: str) -> str:
 
 
 def own_home_id(home: Home) -> str:
-    """Return this home's id, or "" if it cannot be read or written (full disk).
+    """Return this home's id; "" if the id cannot be read, or not be created, for example on a full disk.
 
     With "", no machine counts as this home's.
     """
@@ -66,9 +66,9 @@ def own_home_id(home: Home) -> str:
 
 
 def _run_here(run: str, token: str, home: Home) -> str | None:
-    """Return the run of this home whose journal has the token, or None.
+    """Return the name of this home's run that has the token in its journal, or None.
 
-    A token holds only the start of a long run name.
+    The token may contain only the start of the run's name.
     """
     parsed = parse_token(token)
     there = [folder.name for folder in home.folders()] if token else []
@@ -82,8 +82,8 @@ def _run_here(run: str, token: str, home: Home) -> str | None:
 def _has_supervisor(folder: RunFolder, token: str) -> bool:
     """Return whether a living supervisor drives its run on the machine with this token.
 
-    An earlier machine of the same run does not count. A damaged journal does not show which machine is current, so any
-    machine counts.
+    An earlier machine of the same run does not count. If the journal is damaged, the current machine is not known, and
+    every machine of the run counts.
     """
     try:
         if holder_of(folder.lock) is None:
@@ -97,7 +97,7 @@ def _has_supervisor(folder: RunFolder, token: str) -> bool:
 def awaited_machines(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
     """Return the machines that this home's runs still wait for: (provider, id) -> (run, token)."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    with suppress(OSError, GpurunError):  # A home that cannot be read must not block a look at the clouds.
+    with suppress(OSError, GpurunError):  # A home that cannot be read must not prevent a check of the clouds.
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
             state = sight.state if sight is not None else None
             if state is None or not state.may_be_billing:
@@ -114,7 +114,8 @@ def awaited_machines(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
 def has_recorded_end(owner: Owner, instance: Instance, home: Home) -> bool:
     """Return whether a run of this home requested this machine and has since recorded its end.
 
-    Return False while a supervisor drives the run, because it takes care of the machine, and if the journal is damaged.
+    Return False if the journal is damaged, or if a supervisor drives the run, because the supervisor then ends the
+    machine.
     """
     state = _state_of(owner, home)
     if state is None or instance.token not in state.attempts:
@@ -123,7 +124,7 @@ def has_recorded_end(owner: Owner, instance: Instance, home: Home) -> bool:
 
 
 def created_machines(folder: RunFolder) -> list[Instance]:
-    """Return the machines that a run's journal records as created, one per token, as last reported."""
+    """Return the machines that a run's journal records as created: one per token, in their last recorded state."""
     created = all_typed(read_journal(folder.journal).records, CreateObserved)
     return list({event.token: event.instance for event in created}.values())
 
@@ -136,10 +137,11 @@ def journal_has_id(owner: Owner, instance: Instance, home: Home) -> bool:
 
 
 def refuse_beside_copy(provider: Provider, state: RunState, context: Context, outcome: str) -> None:
-    """Raise RunHeld if a machine of this run lives at a provider, and this journal did not request it.
+    """Raise RunHeld if the provider shows a living machine of this run that this journal did not request.
 
-    A home that was copied, synced or restored from a backup has a copy of the run, which may be active. A run's folder
-    that was moved alone still has tokens of the home that opened it. Unknown if the provider's list is incomplete.
+    If a home was copied, synced or restored from a backup, the other home has the same run and may be driving it. If
+    only a run's folder was moved, its tokens still name the home that opened it. Raise Unknown if the provider's list
+    is incomplete.
     """
     run, doubt = state.run, None
     try:
@@ -149,7 +151,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
     homes = {context.home.id, opened_of(read_journal(context.folder.journal).records).home}
     for machine in found:
         token = parse_token(machine.token)
-        # A token may cut the name of the run.
+        # A token may contain only the start of the run's name.
         is_of_run = token is not None and token.home in homes and token.run_or(run) == run
         if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.attempts:
             raise RunHeld(

@@ -1,7 +1,7 @@
-"""Send a run's notices to its user: a POST to the setting `notify.url`, a call of the program in `notify.exec`.
+"""Send a run's notices to its user: by a POST to the URL in `notify.url`, or by calling the program in `notify.exec`.
 
-A thread reads the run's journal and sends the notices, so that no step is blocked. A notice that cannot be sent is
-logged and dropped. A restarted supervisor sends nothing for records that are older than itself.
+A thread reads the run's journal and sends the notices, so that no step waits for them. A notice that cannot be sent is
+logged and dropped. A restarted supervisor sends nothing about records that are older than itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOTICE_OF: Mapping[str, str] = {
 
 
 class _RefuseRedirects(HTTPRedirectHandler):
-    """Refuse redirects: a notice goes only to the address that the user set."""
+    """A handler that refuses redirects: a notice goes only to the address that the user set."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -81,14 +81,14 @@ class _PublicHTTPSHandler(HTTPSHandler):
 
 
 class Noticed:
-    """Derives notices from a run's records, each at most once per machine. The first `seen` records cause none."""
+    """Derives notices from a run's records, each kind once per machine. The first `seen` records cause none."""
 
     def __init__(self, folder: RunFolder, seen: int, plan: Plan | None = None) -> None:
         self._folder, self._seen, self._plan = folder, seen, plan
         self._sent: set[str] = set()
 
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
-        """Yield (kind, message, micro-dollars spent so far) for each notice that the new records cause."""
+        """Yield (kind, message, micro-dollars spent so far) for each notice that is now due."""
         self._plan = self._plan or plan_of(self._folder, records)[0]
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
@@ -109,7 +109,7 @@ class Noticed:
 
 
 class Notices:
-    """Sends the notices of one run, from now on."""
+    """Sends the notices of one run, beginning with the records that are new from now on."""
 
     def __init__(self, folder: RunFolder, clock: Clock, settings: Mapping[str, Setting]) -> None:
         self._folder, self._clock = folder, clock
@@ -124,7 +124,7 @@ class Notices:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Send notices while the block runs, and the last ones at its end."""
+        """Send notices while the block runs, and the last notices at its end."""
         if not self.are_wanted:
             yield
             return
@@ -138,14 +138,14 @@ class Notices:
             thread.join(2 * (SEND_S + PROGRAM_S))
 
     def may_be_billing(self, error: GpurunError) -> None:
-        """Have the thread send once that a machine is not proven gone.
+        """Have the thread send a notice, once, that a machine is not proven gone.
 
-        Return at once, so that the next try can begin.
+        Return without waiting, so that the next attempt can begin.
         """
         self._billing_warning = f"{error.what} {error.hint}"
 
     def look(self) -> None:
-        """Send notices for the new records in the journal, and one when most of the cap is spent."""
+        """Send notices for the new records in the journal, and for states such as a cap that is nearly spent."""
         for notice in self._noticed.news(read_journal(self._folder.journal).records, self._clock.wall()):
             self._send(*notice)
 
@@ -156,7 +156,7 @@ class Notices:
             if self._billing_warning and not self._billing_warning_sent:
                 self._billing_warning_sent = self._billing_warning
                 self._send("may be billing", self._billing_warning, None)
-            with suppress(GpurunError, OSError):  # The supervisor judges the journal.
+            with suppress(GpurunError, OSError):  # A damaged journal is handled by the supervisor.
                 self.look()
 
     def _send(self, notice: str, message: str, spent_micros: int | None) -> None:
@@ -178,13 +178,13 @@ class Notices:
                     check=True,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            why = getattr(error, "reason", error)  # Other errors' text may hold secrets.
+            why = getattr(error, "reason", error)  # The text of other errors may contain secrets.
             why = why if isinstance(why, ConnectionRefusedError) else type(error).__name__
             logging.warning("The notice %r was not delivered: %s", notice, why)
 
 
 def _kind(record: Record) -> str:
-    """Return the kind of notice that a record causes, "" for none."""
+    """Return the kind of notice that a record causes; "" if it causes none."""
     match record.typed:
         case Incident(code=code):
             return {JOB_SILENT: "silent", IDLE_SOON: "idle soon"}.get(code, "")

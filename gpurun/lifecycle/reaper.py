@@ -1,8 +1,8 @@
-"""Find the machines that carry gpurun's token at a provider, with or without local records, and end the overdue ones.
+"""Find the machines with gpurun's token at a provider, with or without local records, and end the overdue ones.
 
-A machine past its deadline is ended no matter which home rented it. A machine that still runs although this home
-recorded its end is ended too. Within its lease a machine is ended only on request: `--destroy` covers this home's
-machines, and another home's machine must be named and confirmed.
+A machine beyond its deadline is ended, whichever home rented it. A machine that still runs although this home recorded
+its end is ended too. Within its lease a machine is ended only on request: `--destroy` covers this home's machines, and
+another home's machine must be named and confirmed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ def sweep(
     look_only: bool,
     others: Container[str] = (),
 ) -> Iterator[Orphan]:
-    """End overdue machines at every provider, and with `destroy_all` this home's machines without a supervisor.
+    """End overdue machines at every provider; with `destroy_all`, also this home's machines without a supervisor.
 
-    Yield each machine with what was decided about it. `others` has the ids of other homes' machines to end as well.
-    Machines that this home's journals wait for are read by id, because their names may have been edited. Every end is
-    requested before the first proof begins. Raise MayBeBilling at the end if a provider did not answer.
+    Yield each machine with what was decided about it. `others` has the ids of other homes' machines to end as well. The
+    machines that this home's journals wait for are read by id, because their names may have been edited. Every end is
+    requested before the first proof begins. With `look_only`, nothing is ended. Raise MayBeBilling at the end if a
+    provider did not answer.
     """
     silent: list[str] = []
     doomed: list[tuple[Orphan, Provider]] = []
@@ -60,11 +61,11 @@ def sweep(
         found, unseen = _machines_at(provider, home, waited_for)
         silent += unseen
         for instance in found:
-            if instance.state is InstanceState.GONE:  # Some clouds list dead machines, too.
+            if instance.state is InstanceState.GONE:  # Some clouds also list dead machines.
                 continue
             orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
-            # By id and token: a machine with only the token may be training for a copy of this home.
+            # Id and token must both match: a machine with only the token may be training for a copy of this home.
             is_named = is_named or (orphan.has_outlived and journal_has_id(orphan.owner, instance, home))
             is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
             if is_doomed and is_older(orphan, older_than_s) and not look_only:
@@ -79,10 +80,10 @@ def sweep(
 
 
 def _request_end_early(instance: Instance, provider: Provider) -> None:
-    """Request the end of a rented machine now and ignore the reply; `_end` repeats the request and proves it.
+    """Request the end of a rented machine now and ignore the reply. `_end` repeats the request and proves it.
 
-    The proofs of other machines take long, and this machine is billed meanwhile. A box is not billed, so it waits its
-    turn.
+    The proofs of other machines take long, and this machine is billed meanwhile. A user's box is not billed, so its end
+    is requested only by `_end`.
     """
     if provider.traits.teardown in (Teardown.DESTROYED, Teardown.RELEASED):
         with suppress(Exception):  # `_end` repeats the request and checks the reply.
@@ -94,8 +95,8 @@ def _machines_at(
 ) -> tuple[list[Instance], list[str]]:
     """Return gpurun's machines at a provider, and messages about requests that failed.
 
-    Machines come from the provider's list and from the ids that this home waits for. A machine whose id is in a journal
-    here gets the run and the token of that journal.
+    The machines come from the provider's list and from the ids that this home waits for. A machine whose id this home
+    waits for gets the run and the token from that journal.
     """
     found, silent = list[Instance](), list[str]()
     try:
@@ -118,16 +119,13 @@ def _machines_at(
 
 
 def _with_recorded_token(instance: Instance, home: Home, run: str, token: str) -> Instance:
-    """Return the machine with the run and token from its journal, in case its name or tags were edited."""
+    """Return the machine with the run and token of its journal, unless its own token is already in that journal."""
     is_named = bool(instance.token) and has_requested(home.run(run), instance.token)
     return instance if is_named else instance.model_copy(update={"run": run, "token": token})
 
 
 def outlived_machines(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
-    """Return the ids of a run's machines that their providers still show as alive.
-
-    The run's journal records their end.
-    """
+    """Return the ids of a run's machines that their providers show as alive although the journal has their end."""
     found, made = list[str](), created_machines(folder)
     for instance in made:
         with suppress(SetupError):
@@ -136,12 +134,12 @@ def outlived_machines(folder: RunFolder, provider_named: Callable[[str], Provide
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
-    """End every machine that a run requested at a provider, found by its tokens; return their ids, proven gone.
+    """End every machine with a token that a run requested at a provider; return the ids, all proven gone.
 
-    This is for a damaged journal. Several lists are read, as many and over as long a time as a proof needs, because one
-    list may be old. A machine may have its record in the damaged part: it has the run's name, and a token that names no
-    other home and that the journal lacks. Such a machine is not ended, and MayBeBilling names it. Unknown, SetupError
-    and MayBeBilling are raised only after all visible machines were ended.
+    This is for a damaged journal. The list is read as often, and over as long a time, as a proof needs, because a
+    single list may be old. The damaged part may have had the record of a machine: then the machine has the run's name,
+    and a token that is not in the journal and names no other home. Such a machine is not ended; MayBeBilling names it.
+    Unknown, SetupError and MayBeBilling are raised only after all machines with a known token were ended.
     """
     traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
     home_id = own_home_id(Home(folder.home))
@@ -177,13 +175,16 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
 def is_older(orphan: Orphan, than_s: float) -> bool:
     """Return whether a machine is at least `than_s` seconds old.
 
-    If its age is unknown, return whether it is overdue.
+    If its age is unknown, return whether its deadline has passed.
     """
     return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
 
 
 def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> Orphan:
-    """Decide an instance's fate from its token, this home's journals, and last its tags, which anyone may edit."""
+    """Decide what to do with a machine.
+
+    The sources are its token, this home's journals and, with the lowest priority, its tags, which can be edited.
+    """
     owner, now = owner_of(instance.run, instance.token, home), their_wall(provider, clock)
     deadline_wall = _deadline_of(instance, owner, home, provider, now)
     overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
@@ -202,8 +203,8 @@ def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> 
 def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provider, now: float) -> float | None:
     """Return when an instance must end; None if that is unknown or implausible.
 
-    A deadline that only the machine's name states is implausible if it is further away than the longest lease. Every
-    deadline is accepted if the provider itself ends machines at their deadline.
+    A deadline that only the machine's name or tags state is implausible if it is later than the longest lease allows.
+    Every deadline is accepted if the provider itself ends machines at their deadline.
     """
     token, here = parse_token(instance.token), recorded_deadline(instance.token, owner, home)
     deadline_wall = (token.deadline_wall if token else None) or here or instance.deadline_wall
@@ -215,7 +216,7 @@ def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provide
 
 
 def _is_alive(instance: Instance, provider: Provider) -> bool:
-    """Read one instance, because a list may be old. Return whether it is alive and has the same token."""
+    """Read a machine, because a list may be old. Return whether it is alive and has the same token."""
     try:
         reported = provider.read(instance.id)
     except (Unknown, Rejected, SetupError):
@@ -224,7 +225,7 @@ def _is_alive(instance: Instance, provider: Provider) -> bool:
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
-    """End a machine. Drive its run if possible, so that there is a receipt; otherwise use only its token."""
+    """End a machine. If possible, drive its run, which also writes the receipt; otherwise use only its token."""
     instance = orphan.instance
     try:
         if not _end_by_driving(orphan, home, clock):
@@ -238,7 +239,7 @@ def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan
 
 
 def _end_by_driving(orphan: Orphan, home: Home, clock: Clock) -> bool:
-    """Drive the run to its end. Return False if this home cannot drive it."""
+    """Drive the run to its end. Return False if this home cannot drive the run."""
     run = orphan.owner.run
     if run is None or not (orphan.has_outlived or _is_open_run(run, orphan.instance.token, home)):
         return False
@@ -260,7 +261,7 @@ def _end_by_driving(orphan: Orphan, home: Home, clock: Clock) -> bool:
 
 
 def _is_open_run(run: str, token: str, home: Home) -> bool:
-    """Return whether the run is undamaged, its machine has this token, and that machine is not proven gone."""
+    """Return whether the run is undamaged, its machine has this token, and it may still be billed."""
     try:
         if not home.run(run).plan.exists():
             return False
@@ -274,11 +275,11 @@ def _is_open_run(run: str, token: str, home: Home) -> bool:
 def sweep_leftovers(
     providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool, anyones: bool = False
 ) -> Iterator[Stray]:
-    """Remove side resources that no living machine and no supervisor here needs; yield each with its fate.
+    """Remove the side resources that no living machine and no local supervisor needs. Yield each with its fate.
 
-    A resource without a passed deadline may belong to a rental that is just beginning. It is removed only with
-    `remove_all`, and if it belongs to another home only with `anyones` too. Raise MayBeBilling at the end if a provider
-    did not answer.
+    A resource without a deadline in the past may belong to a rental that is just beginning. It is removed only with
+    `remove_all`; if it belongs to another home, only with `anyones` too. With `look_only`, nothing is removed. Raise
+    MayBeBilling at the end if a provider did not answer.
     """
     silent: list[str] = []
     for provider in providers:
@@ -298,7 +299,7 @@ def sweep_leftovers(
                 yield Stray(left, "owned", owner)
             elif left.token in needed or look_only or not is_wanted:
                 yield Stray(left, "kept", owner)
-            elif left.holds and not remove_all:  # Finished results there may be the only copy.
+            elif left.holds and not remove_all:  # The finished results in this resource may be the only copy.
                 yield Stray(left, _drive_to_download(left, owner, provider, home, clock), owner)
             else:
                 yield Stray(left, _remove(left, provider), owner)
@@ -307,7 +308,7 @@ def sweep_leftovers(
 
 
 def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
-    """Return leftovers in regions that answered, tokens of living machines, and messages about failed requests."""
+    """Return leftovers in the regions that answered, tokens of living machines, and messages about failed requests."""
     silent, dark = dict[str, None](), set[str]()
     # In this order: a rental that begins between the two reads must not show a side resource without its machine.
     try:
@@ -328,7 +329,7 @@ def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[
 def _drive_to_download(
     left: Leftover, owner: Owner, provider: LeavesThings, home: Home, clock: Clock
 ) -> Literal["removed", "kept"]:
-    """Drive the run that owns a folder, so that the folder is downloaded and removed. Return "kept" if that fails."""
+    """Drive the run that owns a folder, to download its files and remove it. Return "kept" if that fails."""
     try:
         if owner.run is None or not _is_open_run(owner.run, left.token, home):
             return "kept"

@@ -1,8 +1,8 @@
-"""Run the process that owns a run: it holds the run's lock and drives the run, whether or not a user watches.
+"""Run the process that owns a run: it has the run's lock and drives the run, whether or not a user watches.
 
     python -m gpurun.lifecycle.supervisor HOME RUN
 
-It may be killed at any instruction: the next supervisor replays the journal and continues. While something may be
+It may be killed at any instruction: the next supervisor replays the journal and resumes the run. While something may be
 billed it keeps retrying, at first every half minute.
 """
 
@@ -61,9 +61,9 @@ def supervise(
     """Drive a run until it is closed; return its exit code.
 
     Raise RunHeld if another process drives the run, and MayBeBilling if the machine's end is not proven. `outlived` is
-    a machine of the run that was seen alive after its end was recorded: it is recorded again and ended. If the run's
-    folder cannot be written, the run must not cost more: raise the folder's error if nothing is billed; otherwise end
-    the machine unrecorded and raise MayBeBilling.
+    a machine of the run that was seen alive after its end was recorded; this is recorded, and the machine is ended
+    again. If the run's folder cannot be written, the run must not cost more: raise the folder's error if nothing is
+    billed; otherwise end the machine unrecorded and raise MayBeBilling.
     """
     folder = home.run(run)
     seen = cache(partial(_seen, home, folder, clock, reach, trainer))
@@ -83,13 +83,13 @@ def supervise(
         require_durable(folder.path)
         try:
             return Journal.open(folder.journal, clock)
-        except JournalDamaged as error:  # The run cannot be driven, and its machine may still run.
+        except JournalDamaged as error:  # A run with a damaged journal cannot be driven, and its machine may still run.
             if look_at_run(home, run).state.may_be_billing:
                 raise MayBeBilling(error.code, error.what, hint=error.hint) from error
             raise
 
     with ExitStack() as held:
-        # On a full disk, wait for the lock and the journal while something can still be saved.
+        # On a full disk, keep trying to get the lock and the journal while the run can still be saved.
         until_recorded(lambda: held.enter_context(RunLock(folder.lock)), clock, failed)
         driver = Driver(seen()[1], until_recorded(opened, clock, failed))
         if outlived is not None:
@@ -98,9 +98,9 @@ def supervise(
 
 
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
-    """End a run's machine and prove that it is gone, without recording it or holding the lock.
+    """End a run's machine and prove that it is gone, without a record and without the run's lock.
 
-    Raise the error if it fails.
+    Raise the error if that fails.
     """
     state, context = _seen(home, home.run(run), clock)
     still_there = end_unrecorded(state, context.for_machine(state))
@@ -127,7 +127,7 @@ def _seen(
         folder=folder,
         plan=plan,
         clock=clock,
-        # Only the current offer's: the key for an offer that was passed over may be gone.
+        # Open only the current offer's provider: the key for an offer that was passed over may be gone.
         provider=opened(plan.choices.opened_as(offer.provider, offer.region)),
         reach=reach or way,
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
@@ -140,12 +140,12 @@ def _seen(
 
 
 def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
-    """Start a detached supervisor unless the run has one. Return when it holds the run's lock or has ended."""
+    """Start a detached supervisor unless the run has one. Return when it has the lock or has ended."""
     if holder_of(folder.lock) is not None:
         return
     with _log_of(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
-        child = subprocess.Popen(  # It calls the clouds, so it needs the keys in the environment.
+        child = subprocess.Popen(  # The child calls the clouds, so it needs the keys in the environment.
             command, env=os.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     for _ in ticks(clock, 0.02, START_LIMIT_S):
@@ -154,7 +154,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
 
 
 def _log_of(folder: RunFolder) -> BinaryIO:
-    """Open the supervisor's log, or /dev/null if it cannot be written, because a machine may need to be ended now."""
+    """Open the supervisor's log, or /dev/null if it cannot be written: a machine may have to be ended now."""
     try:
         return open(folder.supervisor_log, "ab")
     except OSError:
@@ -162,10 +162,10 @@ def _log_of(folder: RunFolder) -> BinaryIO:
 
 
 def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
-    """Call `supervised` until it succeeds, with pauses, while something may be billed. Then raise its last error.
+    """Call `supervised` until it succeeds, with pauses, while something may be billed; otherwise raise its last error.
 
-    During a pause the run's lock is free: a command that waits for the run sees that its machine is not proven gone,
-    and may drive the run itself.
+    During a pause the run's lock is free, so a command that waits for the run can report that its machine is not proven
+    gone, and may drive the run itself.
     """
     retry = Retry(clock, AGAIN_S, longest_s=LONGEST_PAUSE_S)
 
@@ -196,7 +196,7 @@ def _is_billing(home: Home, run: str) -> bool:
 
 
 def _notices(home: Home, run: str, clock: Clock) -> Notices:
-    """Return the sender of notices. It sends nothing if the settings or the journal cannot be read."""
+    """Return the sender of notices. If the settings or the journal cannot be read, it sends nothing."""
     try:
         return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
     except (GpurunError, OSError) as error:

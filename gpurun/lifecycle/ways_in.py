@@ -1,7 +1,7 @@
 """Write SSH entries, so that a user can log in to the machines of unfinished runs.
 
-`HOME/ssh/config` has an entry for each machine. The whole file is rewritten from the journals: by a command that needs
-it, and by a supervisor when its run's machine appears, moves or ends. This module does not call a provider or change a
+`HOME/ssh/config` has an entry for each machine. A command that needs the file rewrites it completely from the journals,
+and so does a supervisor when its run's machine appears, moves or ends. This module does not call a provider or change a
 lease.
 """
 
@@ -37,9 +37,9 @@ LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
 _NOT_READY = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
 _HEAD = "# Written by gpurun, and rewritten when a machine appears, moves or ends: your own changes here are lost.\n"
-# An image may lack the shell that its machine has.
+# The job's image may not have the shell that $SHELL names.
 _SHELL = ("sh", "-c", 'command -v "${SHELL:=/bin/sh}" >/dev/null || SHELL=/bin/sh; export SHELL; exec "$SHELL" -l')
-# Start in the folder where the job's command runs (the trainer has none). GPURUN_SHELL_OF lets the agent recognise a
+# Start in the folder in which the job's command runs (the trainer has none). GPURUN_SHELL_OF lets the agent recognise a
 # shell that has left the run's folder.
 _IN_FOLDER = (
     'cd -- "$1" && shift && export GPURUN_SHELL_OF="$(pwd -P)" && '
@@ -48,15 +48,15 @@ _IN_FOLDER = (
 )
 
 HostKeyOf = Callable[[str, Box], str]
-"""Takes an alias and a box; returns the box's full public host key (the record has only its fingerprint)."""
+"""Takes an alias and a box; returns the box's full public host key. The box itself may have only its fingerprint."""
 
 
 @dataclass(frozen=True)
 class WayIn:
-    """How to log in to the machine of a run; `entry` is None if its scheduler is on this machine.
+    """How to log in to the machine of a run; `entry` is None if its scheduler is on this computer.
 
-    `folder` is the run's folder on the machine. `job` is the scheduler's job number, and `setup` has the shell lines
-    from the cluster's table that come first. `into_image` is the program on the machine that enters the job's container
+    `folder` is the run's folder on the machine. `job` is the scheduler's job number. `setup` has the shell lines from
+    the cluster's table that run first. `into_image` is the program on the machine that enters the job's container
     image.
     """
 
@@ -68,9 +68,9 @@ class WayIn:
     into_image: str = ""
 
     def command(self, argv: Sequence[str], *, at_terminal: bool) -> str:
-        """Return the shell line for ssh that runs a program in the run's folder.
+        """Return the shell line for ssh that runs a program in the job's working directory.
 
-        Without `argv` it starts a login shell.
+        Without `argv`, the line starts a login shell.
         """
         words = words_there(self.folder, argv or _SHELL)
         if self.into_image:
@@ -81,7 +81,7 @@ class WayIn:
 
 
 def words_there(folder: str, argv: Sequence[str]) -> list[str]:
-    """Return the argv that runs a program in the job's working directory; `folder` is the run's folder."""
+    """Return the argv that runs a program in the job's working directory; `folder` is the run's remote folder."""
     return ["sh", "-c", _IN_FOLDER, "gpurun", folder, *argv]
 
 
@@ -121,7 +121,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
 
 
 def _into_job(sight: Sight, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
-    """Return how to reach a cluster's job: through its login node, which has the run's folder too."""
+    """Return how to log in to a cluster's job: through its login node, which also sees the run's folder."""
     run, folder = sight.folder.name, address.folder
     cluster = cluster_of(load_clusters(home), instance.region)
     entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
@@ -150,7 +150,7 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
     """Write an SSH entry for each machine that accepts a login; return how to log in to each.
 
     The home may have only the fingerprint of a box's host key. With a `clock`, connect to the box to get the key;
-    without a clock, use only a key that was stored before.
+    without one, use only a key that was stored before.
     """
     make_private(home.ssh)
     known_hosts = home.ssh / "known_hosts"
@@ -175,7 +175,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
-    """Write the entries, and return how to log in to one run's machine. Raise a GpurunError if there is no machine."""
+    """Write the entries, and return how to log in to one run's machine. Raise a GpurunError if that is not possible."""
     write_entries(home, clock)
     return way_into(look_at_run(home, run), home, _host_key_lookup(_known(home.ssh / "known_hosts"), clock))
 
@@ -205,7 +205,7 @@ def _known(path: Path) -> dict[str, str]:
 def entries_kept(home: Home, folder: RunFolder) -> Iterator[None]:
     """Keep the SSH entries current while the block runs, on a separate thread.
 
-    Nothing is written until a user has requested the file with the entries.
+    Nothing is written until a command has created the file with the entries.
     """
     over = Flag()
 

@@ -1,1 +1,1 @@
-"""Before you pay: what a recipe says, what can be rented, how long it takes, and what it costs at most."""
+"""Planning before anything is paid: the recipe, the offers, the time, and the worst case of the cost."""

@@ -4,8 +4,8 @@
     lease = boot + set-up + ship + train + collect + destroy
 
 The training limit is --hours if given. Otherwise it is three times the slow end of the estimate, at least half an hour.
-It is reduced until the worst case is within the cap. An offer finishes if the limit still covers the time that training
-should take.
+It is reduced until the worst case is within the cap. An offer finishes if the reduced limit still covers the expected
+training time.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A
 from gpurun.providers.catalog import gpu_flag, terms_of
 
 DESTROY_S = 120
-EXPECTED_BOOT_SHARE = 0.5  # Of the limit: AWS took 101 to 147 of its 300 s (SkyPilot, PR 4091).
-EXPECTED_DESTROY_S = 45  # At most 41 measured (docs/dev/BENCHMARKS.md); the proof alone takes 30.
+EXPECTED_BOOT_SHARE = 0.5  # A share of the limit: AWS took 101 to 147 of its 300 s (SkyPilot, PR 4091).
+EXPECTED_DESTROY_S = 45  # At most 41 s were measured (docs/dev/BENCHMARKS.md); the proof alone takes 30 s.
 MARGIN = 3
 MOST_HOURS = 24 * 365
-MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # The longest lease: later dates may overflow.
+MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # The longest lease, because later dates may overflow.
 MOST_HINTS = 3
 WOULD_DO = "Each of these would do:"
 LEAST_TRAIN_S = 1800
@@ -59,7 +59,7 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
 
 
 def beside_rate(offer: Offer, collect_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
-    """Return a rental's costs in addition to its rate: per hour (disk, address) and once (egress of checkpoints)."""
+    """Return a rental's costs in addition to its rate: per hour (disk, address), and once (egress of checkpoints)."""
     load = Load(0, collect_bytes, disk_gb)
     return _beside_hourly(offer, load), _egress(offer, load)
 
@@ -84,11 +84,11 @@ def require_hours(hours: float | None) -> None:
 def lease_for(
     offer: Offer, guess: Estimate, load: Load, *, cap: Micros | None, hours: float | None = None
 ) -> Lease | None:
-    """Return the longest lease that the cap pays for, or None if it leaves no time for training.
+    """Return the longest lease that the cap pays for; None if the cap or an unknown speed allows no training.
 
     The training limit is `hours` if given, else three times the slow end of the estimate, between half an hour and a
     year. The cap may reduce it. A run of minutes therefore never gets a lease of a day, even if the cap would pay for
-    one.
+    it.
     """
     require_hours(hours)
     if hours is not None:
@@ -125,8 +125,8 @@ def candidates(
     """Return every offer with its time and cost, sorted: offers that finish first, then by the cost of finishing.
 
     A candidate with a lease may be rented: its worst case is within the cap. With `hours`, an offer may have a lease
-    for a part of the run. Without `hours`, an offer that cannot finish has no lease, and `why_not` says what it would
-    need.
+    for only a part of the run. Without `hours`, a paid offer that cannot finish has no lease, and `why_not` states what
+    it would need.
     """
     found, known = [], same_recipe(priors, recipe.sha256, data_sha256)
     for offer in offers:
@@ -138,12 +138,12 @@ def candidates(
 
 
 def ranked(found: Iterable[Candidate], load: Load) -> tuple[Candidate, ...]:
-    """Return the candidates sorted: those that finish, then those that may be rented; each by the cost of finishing."""
+    """Return the candidates sorted: those that finish, then those that may be rented; each by cost of finishing."""
     return tuple(sorted(found, key=lambda candidate: _rank(candidate, load)))
 
 
 def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu: bool = False) -> Candidate:
-    """Return the first candidate that may be rented. If there is none, raise NoOffer, which names a sufficient cap.
+    """Return the first candidate that may be rented. If there is none, raise NoOffer with a sufficient cap.
 
     With `by_gpu`, the candidates have other GPUs than the run would use without --gpu, so the hint includes --gpu.
     """
@@ -176,7 +176,7 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
 def over_cap(what: str, ways: Sequence[str]) -> NoOffer:
     """Return the refusal of a request that its cap does not pay for.
 
-    Its hint has one line for each of a few ways out.
+    Its hint has one line for each of the first few `ways`.
     """
     return NoOffer("offer.over_cap", what, hint="\n".join((WOULD_DO, *ways[:MOST_HINTS])))
 
@@ -187,9 +187,9 @@ def as_typed(amount: Micros) -> str:
 
 
 def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> list[str]:
-    """Return a hint: the cap that suffices if the shards are pulled from a bucket, and the upload speed that suffices.
+    """Return a hint about a bucket: the cap, or else the upload speed, that would suffice.
 
-    Return [] if a bucket would save little time.
+    Return [] if pulling the shards from a bucket would save little time.
     """
     staged = replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
     if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
@@ -202,7 +202,7 @@ def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu:
     stage = f"{on}--stage s3://BUCKET/PREFIX"
     if needed > cap:
         return [f"{stage} --max-cost {as_typed(needed)}: the shards from a bucket, and a higher cap"]
-    # Each second saved on the upload shortens the lease by a second.
+    # Each second that the upload takes less shortens the lease by a second.
     bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
     line = ceil(8e-6 * load.ship_bytes / (paid_s - bare.total_s - bare.kill_allowance_s))
@@ -212,7 +212,7 @@ def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu:
 def _no_fit_error(found: Sequence[Candidate]) -> NoOffer:
     """Return the refusal if no offer can run the recipe.
 
-    If memory is short, suggest cuts for the offer that comes nearest.
+    If only memory is too small, suggest reductions for the offer that comes nearest.
     """
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
@@ -236,13 +236,14 @@ def _no_fit_error(found: Sequence[Candidate]) -> NoOffer:
 def judge_lease(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None, reach: Reach | None
 ) -> Candidate:
-    """Return the candidate for one offer: its cost with this lease, whether it finishes, and otherwise why not."""
+    """Return the candidate for one offer: its cost with this lease, whether it finishes, and if not, why."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
     # With --hours, count only the requested part.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
     obstacle, needed, why_not = ("", "", "") if finishes else _obstacle(offer, guess, load, lease, hours)
-    if hours is None and not finishes and offer.rate_micros_per_hour:  # If nothing is paid, a part may run.
+    # If nothing is paid, a part of the run may be done.
+    if hours is None and not finishes and offer.rate_micros_per_hour:
         lease = None
     worst = worst_case(offer, lease, load) if lease else None
     expected = slow = None
@@ -268,7 +269,7 @@ def judge_lease(
 def _obstacle(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None
 ) -> tuple[str, str, str]:
-    """Return why an offer does not finish: (code, the cap or time that it needs, sentence)."""
+    """Return why an offer does not finish: (code, the cap or time that it would need, text)."""
     if guess.obstacle == "memory":
         return guess.obstacle, "", f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
@@ -283,7 +284,7 @@ def _obstacle(
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
-    """Return a sort key: whether it finishes, whether it may be rented, the cost of finishing, then price and names."""
+    """Return a sort key: what finishes first, then what may be rented, the cost of finishing, price and names."""
     offer, guess = candidate.offer, candidate.estimate
     # If no speed is known, this is the cost of the requested hours.
     is_known = guess.train_s is not None
@@ -318,7 +319,7 @@ def expected_cost(offer: Offer, train_s: float, load: Load) -> Micros:
 def expected_end_s(collect_s: int) -> int:
     """Return the expected seconds from the end of training to the proven end of the machine.
 
-    It assumes that the last checkpoint is also the best. `collect_s` is the limit for the download.
+    It is assumed that the last checkpoint is also the best. `collect_s` is the time limit of the download.
     """
     return COLLECT_START_S + (collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS + EXPECTED_DESTROY_S
 
@@ -341,7 +342,7 @@ def _beside_hourly(offer: Offer, load: Load) -> Micros:
 
 
 def egress_of(offer: Offer, left_bytes: int) -> Micros:
-    """Return the cost of bytes that left a machine, plus 5 % for protocols, rounded up to tens of megabytes."""
+    """Return the cost of bytes that left a machine, with 5 % added for protocols, rounded up to tens of megabytes."""
     tens = -(-left_bytes * 105 // 1_000_000_000)
     return Micros(-(-terms_of(offer.provider, offer.region).egress_per_gb * tens // 100))
 
@@ -354,7 +355,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     """Return the last step that a lease covers at the likely speed; None without a lease or a known speed.
 
     `known` is an earlier run of the user with the same recipe and data. The start-up time is subtracted first, so that
-    a run of only these steps finishes in the lease.
+    a run of only these steps finishes within the lease.
     """
     if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
         return None
@@ -374,7 +375,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
 
 
 def reach_words(reach: Reach) -> str:
-    """Return `step 3,950 of 18,865 (21 %)`, and the validation loss of an earlier run at that step."""
+    """Return text such as `step 3,950 of 18,865 (21 %)`, with an earlier run's validation loss at that step."""
     words = f"step {reach.step:,} of {reach.steps:,} ({reach.step / reach.steps:.0%})"
     if reach.val_loss is None:
         return words

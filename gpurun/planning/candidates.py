@@ -1,4 +1,4 @@
-"""Judge and rank the offers for a paid run, live ones or those from the catalogue, by the cost of finishing."""
+"""Judge and rank the offers for a paid run by the cost of finishing. They are live, or from the catalogue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WEAK = "needs --accept-weak-lease"
 _ASSUMED_CARD = "A100"
-"""The card that a user's box is assumed to have without --gpu. The box is checked before anything is sent."""
+"""The GPU that a user's box is assumed to have without --gpu. The box is checked before anything is sent."""
 _CONSENT = "Add --lambda-guard (puts a key on the machine so that it can end itself), or --accept-weak-lease."
 
 
@@ -50,10 +50,10 @@ def quote(
     data: DataSummary | None = None,
     priors: Priors = NO_PRIORS,
 ) -> Quote:
-    """Judge the market's offers, or the catalogue's without a market. Raise NoOffer if none matches the request.
+    """Judge the market's offers, or without a market the catalogue's. Raise NoOffer if none matches the request.
 
     `data` are the shards to upload; without them their size is estimated. `priors` are the user's own runs. If a plan
-    is only shown and no GPU was requested, the recipe's own GPU may have no offer as long as another GPU has one.
+    is only shown and no GPU was requested, it is enough that some other GPU than the recipe's own has an offer.
     """
     need = need_of(request, full, is_rented=place.is_rented)
     uplink = uplink_of(request, priors)
@@ -85,7 +85,7 @@ def quote(
 
 
 def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
-    """Return the quote extended by the catalogue's offers of other GPUs, ranked together.
+    """Return the quote together with the catalogue's offers of other GPUs, all ranked together.
 
     Machines without a GPU are included only if the recipe trains on a CPU as it is written.
     """
@@ -133,7 +133,7 @@ def is_weak(offer: Offer) -> bool:
 def unless_weak(candidate: Candidate) -> Candidate:
     """Return the candidate, without its lease if only this computer would end the machine (renting it needs a flag).
 
-    The missing flag is named before a cap that is too low, because a higher cap alone would not be enough.
+    The reason names the missing flag before a cap that is too low, because a higher cap alone would not be enough.
     """
     if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate
@@ -188,7 +188,7 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
 
 
 def _require_strong_lease(quoted: Quote, request: Request) -> None:
-    """Raise NoOffer if none of the machines that could be rented would end automatically."""
+    """Raise NoOffer if the cap pays only for machines that only this computer would end."""
     if any(candidate.lease is not None for candidate in quoted.candidates):
         return
     weak = [candidate for candidate in quoted.candidates if candidate.obstacle == "consent"]

@@ -1,7 +1,7 @@
-"""Check before the upload that a machine's cards are the ordered ones, work, and are free.
+"""Check before the upload that a machine's GPUs are the ordered ones, work, and are free.
 
-Every message quotes what the machine reported. For a fault of the machine itself, the advice is another machine, never
-an install.
+Every message quotes what the machine reported. For a fault of the machine itself, the hint names another machine, never
+an installation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpurun.core.records import Offer
 from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts
 from gpurun.view.number_format import format_bytes
 
-# A card reports a few percent less than its nominal memory.
+# A GPU reports a few percent less than its nominal memory.
 LEAST_MEMORY = 0.9
 LEAST_FREE, USUALLY_FREE = 0.5, 0.9
-"""The share of a card's memory that must be free, and the share below which a warning is given."""
+"""The share of a GPU's memory that must be free, and the share below which a warning is given."""
 
-# Messages of torch and nvidia-smi on a faulty machine, and what to do about it on the user's own box.
+# Messages of torch and nvidia-smi on a faulty machine, and what to do on the user's own box.
 _FAULTS = {
     r"error 802|system not yet initialized": "Start the fabric manager there (systemctl start nvidia-fabricmanager)",
     r"off the bus|gpu is lost|unable to determine the device handle|\bxid\b|unspecified launch failure|uncorrectable": (
@@ -30,16 +30,16 @@ _FAULTS = {
     r"did not answer within": "Restart the box: its driver or a card hangs",
 }
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
-# The oldest CUDA version for which torch must be built to have kernels for a card, by the card's capability.
+# For each GPU capability, the oldest CUDA version for which torch must be built to have kernels for the GPU.
 _LEAST_CUDA = {(12, 1): "13.0", (12, 0): "12.8", (11, 0): "13.0", (10, 3): "12.9", (10, 0): "12.8", (0, 0): "11.8"}
 _OLD, _LAST_CUDA_OF_OLD = (7, 5), "12.6"
 
 
 def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Return warnings about cards that can be used.
+    """Return warnings about GPUs that can be used.
 
     Raise NoOffer for a fault that another machine may not have, and SetupError for a torch that does not support the
-    card.
+    GPU.
     """
     _check_count(facts, offer)
     _check_work(facts, offer)
@@ -59,9 +59,9 @@ def other_machine_hint(offer: Offer) -> str:
 
 
 def _check_count(facts: MachineFacts, offer: Offer) -> None:
-    """Check that torch can use as many devices as are paid for.
+    """Raise an error unless torch can use as many devices as are paid for.
 
-    If the driver shows enough cards, raise SetupError, because the image is at fault; otherwise raise NoOffer.
+    It is SetupError if the driver shows enough GPUs, because then the image is at fault; otherwise NoOffer.
     """
     usable, torch = len(facts.torch.devices), facts.torch
     if usable >= offer.gpus_per_node:
@@ -89,7 +89,7 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
 
 
 def check_kind(facts: MachineFacts, offer: Offer) -> None:
-    """Check that every device has the ordered model and the memory that the plan needs."""
+    """Raise NoOffer unless every device has the ordered model and the memory that the plan needs."""
     model = _model_name(offer.gpu)
     for device in facts.torch.devices:
         if model and not re.search(rf"(?<![0-9A-Z]){model}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
@@ -107,7 +107,7 @@ def check_kind(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_health(facts: MachineFacts, offer: Offer) -> None:
-    """Check that no card has had an uncorrected memory error since its driver was loaded."""
+    """Raise NoOffer if a GPU has had an uncorrected memory error since its driver was loaded."""
     for index, card in enumerate(facts.gpus):
         if card.ecc_errors:
             errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
@@ -119,7 +119,7 @@ def _check_health(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_work(facts: MachineFacts, offer: Offer) -> None:
-    """Check that a small kernel ran on every card and computed the right result."""
+    """Raise an error unless a small kernel ran on every GPU and computed the right result."""
     torch = facts.torch
     for index, device in enumerate(torch.devices):
         if device.error is None:
@@ -136,9 +136,9 @@ def _check_work(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Check that other processes do not use the cards' memory.
+    """Return warnings about GPU memory that other processes use.
 
-    Return warnings; raise NoOffer if they use half of it.
+    Raise NoOffer if they use more than half of it.
     """
     warnings: tuple[str, ...] = ()
     for index, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
@@ -168,7 +168,7 @@ def _card_of(device: Gpu, index: int, facts: MachineFacts) -> CardFacts | None:
 
 
 def _torch_hint(device: Gpu, offer: Offer) -> str:
-    """Return the hint that names a torch build with kernels for a card."""
+    """Return the hint that names a torch build with kernels for a GPU."""
     version = re.fullmatch(r"(\d{1,2})\.(\d)", device.capability or "")
     capability = (int(version[1]), int(version[2])) if version else (99, 0)
     if capability < _OLD:
@@ -183,14 +183,14 @@ def _torch_hint(device: Gpu, offer: Offer) -> str:
 
 
 def _raise_if_faulty(words: str, what: str, offer: Offer) -> None:
-    """Raise NoOffer if the words match a known message of faulty machines, because another machine may work."""
+    """Raise NoOffer if the words match a known message of a faulty machine, because another machine may work."""
     for pattern, cure in _FAULTS.items():
         if re.search(pattern, words, re.IGNORECASE):
             raise NoOffer("box.gpu_ill", what, hint=fault_hint(offer, cure))
 
 
 def fault_hint(offer: Offer, cure: str) -> str:
-    """Return the hint for a fault that another machine may not have; `cure` is for the user's own box."""
+    """Return the hint for a fault that another machine may not have. `cure` is what to do on the user's own box."""
     if place_facts(offer.provider).is_own_box:
         return f"{cure}, or take another box."
     return "Another machine may work: try another offer (again, or with another --region or --provider)."
@@ -204,7 +204,7 @@ def _quoted_messages(facts: MachineFacts) -> str:
 
 
 def _model_name(gpu: str) -> str:
-    """Return the model in a card's name: A100 for "A100 SXM", 4090 for "RTX 4090"; "" if there is none."""
+    """Return the model in a GPU's name as a pattern: A100 for "A100 SXM", 4090 for "RTX 4090"; "" if there is none."""
     words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
     return re.escape(words[0]) if words else ""
 

@@ -1,4 +1,4 @@
-"""What a user's cluster shows of itself before anything is planned there."""
+"""Read the state of a user's cluster before a plan for it is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 
 
 def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partition]]:
-    """Return a cluster's name and its partitions as they are now; "" names the only one. UsageError or SetupError."""
+    """Return a cluster's name and its current partitions. The name "" means the only cluster in config.toml.
+
+    Raise UsageError if there is no such cluster, and SetupError if it does not answer.
+    """
     cluster = find_cluster(home, name or None)
     try:
         return cluster.name, SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock).partitions()
@@ -22,6 +25,6 @@ def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partit
 
 
 def no_answer(cluster: str, error: Unknown) -> SetupError:
-    """Return the error of a cluster that could not be asked, with what to do where the reason is known."""
+    """Return the error for a cluster that could not be queried, with a hint."""
     hint = error.hint or "Try again once its controller answers: sinfo, on the login node."
     return SetupError("slurm.no_answer", f"{cluster} could not be asked: {error}.", hint=hint)

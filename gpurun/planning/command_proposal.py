@@ -69,10 +69,10 @@ _UNKNOWN_TIME = Estimate(
 
 
 class CommandProposal(Proposal):
-    """Proposes a command. Its folder is copied at once, so that the upload is exactly what was planned.
+    """Proposes a command. Its folder is copied immediately, so that the upload is exactly what was planned.
 
-    `is_asked` means that the user will be asked to confirm the plan. If not, a command that names files which are not
-    uploaded is refused.
+    `is_asked` means that the user will be asked to confirm the plan. If not, a paid command that names files which are
+    not uploaded is refused.
     """
 
     joins_nodes: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class CommandProposal(Proposal):
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """Copy the checkpoint of an earlier run to `work`; return the command that uses it, and the checkpoint."""
+        """Copy the checkpoint of an earlier run to `work`; return the command that uses it, and that run's record."""
         return with_checkpoint(command, self.request, self.desk.home, work)
 
     def need(self, place: Place) -> GpuNeed:
@@ -102,7 +102,7 @@ class CommandProposal(Proposal):
         return parse_gpu("1xA100") if self.request.gpu.is_any and not place.is_rented else self.request.gpu
 
     def prepared_data(self) -> DataSummary:
-        """Return the data that --data names, which was summarised at once."""
+        """Return the data that --data names, which was summarised when the proposal was created."""
         return self._data
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
@@ -134,7 +134,7 @@ class CommandProposal(Proposal):
         return Quote(tuple(found), load, self.uplink, price_notes(self.request, offers, market))
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the first offer. Raise NoOffer if it has no lease."""
+        """Return the first offer and the quote. Raise NoOffer if the first offer has no lease."""
         first = quoted.candidates[0]
         if first.lease is None:
             raise self._refusal(quoted, place)
@@ -180,10 +180,10 @@ class CommandProposal(Proposal):
         return over_cap(what, [*ways, f"--max-cost {as_typed(needed)}: a higher cap"])
 
     def _other_cards(self, quoted: Quote, place: Place) -> Iterator[str]:
-        """Yield the flags for the cheapest other cards that the cap pays for, if there are any.
+        """Yield the flags for the cheapest other GPUs that the cap pays for, if there are any.
 
-        Offers with as many cards and as much memory as requested come first, because the request is all that is known
-        about the command's needs.
+        Offers with as many GPUs and as much memory as requested come first, because nothing else is known about the
+        command's needs.
         """
         need, hours, closest = self.need(place), self.request.hours, quoted.candidates[0].offer
         found = [
@@ -215,8 +215,8 @@ class CommandProposal(Proposal):
 def judge_offer(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:
     """Return the candidate for an offer, with the requested lease or the longest that the cap pays for.
 
-    The time that a command needs to save and end is added to its run time; otherwise a short command would be stopped
-    at once.
+    The time that a command needs to save and end is added to its run time. Otherwise a short command would be stopped
+    immediately.
     """
     lease_hours = (USUAL_HOURS if hours is None else hours) + command.save_s / SECONDS_PER_HOUR
     lease = lease_for(offer, _UNKNOWN_TIME, load, cap=cap, hours=lease_hours)
@@ -297,7 +297,7 @@ def _import_warnings(found: WorkFolder, command: Command, mode: Mode) -> Iterato
 
 
 def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
-    """Return a summary of what --data names, unchanged. The command finds the data at GPURUN_DATA."""
+    """Return a summary of what --data names. The data is not changed; the command finds it at GPURUN_DATA."""
     named, size = request.data, 0
     if named is not None:
         if named.startswith(HUB):
@@ -372,7 +372,7 @@ def _command_notes(command: Command, request: Request, mode: Mode) -> Iterator[s
 
 
 def _spot_warning(command: Command, request: Request) -> Iterator[str]:
-    """Yield a warning if the loss of a spot machine would lose all results."""
+    """Yield a warning if losing a spot machine would lose all results."""
     if request.choices.spot and not command.checkpoints:
         yield "A spot machine may be taken away at any moment: without --checkpoint-glob, all results are then lost."
 

@@ -35,7 +35,7 @@ class DevBoxWishes:
 
 
 class DevBoxProposal(CommandProposal):
-    """Proposes a dev box. Its folder is copied at once, like a command's."""
+    """Proposes a dev box. Its folder is copied immediately, like a command's."""
 
     joins_nodes: ClassVar[bool] = False
 
@@ -52,7 +52,10 @@ class DevBoxProposal(CommandProposal):
         super().__init__(_with_lab(request) if wishes.jupyter else request, desk, is_asked=is_asked, admit=admit)
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """Copy the folder of the dev box that this one continues to `work`, if there is one."""
+        """Copy the folder of the earlier dev box to `work`. Return the new command, and the earlier box's record.
+
+        Without an earlier dev box, return the command unchanged and None.
+        """
         if not self.request.continues:
             return command, None
         return with_last_folder(command, self.request, self.desk.home, work)
@@ -92,7 +95,7 @@ class DevBoxProposal(CommandProposal):
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
-    """Yield warnings: what a box without --idle may cost, and what the loss of a spot machine loses."""
+    """Yield warnings about what a box without --idle may cost, and what is lost with a spot machine."""
     if not plan.choices.idle_s:
         costs = f", {format_usd(plan.worst_micros)}" if plan.worst_micros else ""
         yield (

@@ -1,4 +1,4 @@
-"""Add a run's measurements to the history file when the run is closed. A failure to write it is only logged."""
+"""Add a run's measurements to the history file when the run is closed. A failure to write the file is only logged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["add_prior"]
 
 
 def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: float) -> None:
-    """Add this run's measurements, if its journal says that it trained. Repeating the call changes nothing."""
+    """Add this run's measurements if it trained. Repeating the call changes nothing."""
     try:
         prior = _measured(state, plan, folder, wall)
         if prior is None:
@@ -51,8 +51,8 @@ def _as_lines(priors: Priors) -> bytes:
 def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
     """Return the run's measurements; None if it did not train, or measured too little.
 
-    A run with a changed trainer says nothing about gpurun's trainer, and a run on several machines about no single
-    machine; both return None.
+    A run with a changed trainer has no information about gpurun's trainer, and a run on several machines none about a
+    single machine; for both, return None.
     """
     if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED or state.leg > 1:
         return None
@@ -62,7 +62,7 @@ def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
         meter.take(event)
         start = event if isinstance(event, StartEvent) else start
     seen, offer = meter.seen(), plan.offer
-    # A trainer that found a card says nothing about an offer without one, and the other way round.
+    # A trainer that used a GPU tells nothing about an offer without a GPU, and vice versa.
     if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
         return None
     try:
@@ -73,9 +73,9 @@ def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
 
 
 def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
-    """Return the record with the upload's size and time, which show the speed of this computer's line.
+    """Return the record with the upload's size and time, which show the speed of this computer's connection.
 
-    Uploads to a box or a bucket are not counted, because those may be nearby.
+    Uploads to a user's own machine or a bucket are not counted, because those may be nearby.
     """
     if plan.offer.provider not in CLOUDS or plan.choices.stage:
         return prior
@@ -100,7 +100,7 @@ def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
         raise ValueError("more than the card can do")
     has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
     every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
-    thinned = seen.val_losses[::-1][::every][::-1]  # Always with the last one.
+    thinned = seen.val_losses[::-1][::every][::-1]  # The last loss is always included.
     return Prior(
         run=plan.run,
         wall=wall,

@@ -1,7 +1,7 @@
-"""Ranks the current offers for a run that continues on another machine, by the dollars that it takes to finish there.
+"""Ranks the current offers for a run that continues on another machine, by the cost of finishing there.
 
-An offer must be for a card and a provider of the plan, at no more than the agreed price, with a guard that is not
-weaker. A machine may cost at most what is left of the cap, so the cap bounds all machines together.
+An offer must have a GPU and a provider of the plan, cost no more than the agreed price, and not have a weaker guard. A
+machine may cost at most what is left of the cap, so the cap limits all machines together.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gpurun.providers.base import Unknown
 from gpurun.view.number_format import format_duration
 
 LEAST_LEG_S = 300
-"""How long a machine must train at least to be worth its start-up, if the time to a checkpoint is not known."""
+"""Seconds that a machine must train at least to be worth its start-up, if the time to a checkpoint is not known."""
 START_S = (7.0, 100.0)
-"""The least and the most seconds before a trainer's first step, because each machine imports and compiles again."""
+"""The least and the most seconds before a trainer's first step. Each new machine imports and compiles again."""
 USUAL_S = 24 * SECONDS_PER_HOUR
-"""The longest that a job of unknown length may run on one machine."""
+"""The most seconds that a job of unknown length may run on one machine."""
 LEAST_HOURS_S = 60.0
-"""No other machine is rented for less than this of the --hours."""
+"""The fewest seconds of the remaining --hours for which another machine is rented."""
 MEASURED_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a run whose machine is gone: where it continues, and with how much money.
+    """The state of a run that has no machine now: where it continues, and how much money is left.
 
-    `carried_bytes` is the size of its checkpoint and compile caches, which are uploaded again. `trained_s` is how long
-    all machines have trained together. `rate` was measured on the machine of the `rated` offer.
-    `avoided` are providers and regions that take machines back too often just now. Without a cap in dollars
-    `left_micros` is None, without one in GPU-hours `left_gpu_hours`.
+    `carried_bytes` is the size of its checkpoint and compile caches, which are uploaded again. `trained_s` is the time
+    that all machines together have trained. `rate` was measured on the machine of the `rated` offer. `avoided` are
+    providers and regions that currently take machines back too often. `left_micros` is None without a cap in dollars,
+    and `left_gpu_hours` is None without a cap in GPU-hours.
     """
 
     step: int
@@ -55,14 +55,14 @@ class Standing:
 
 
 def most_rate(plan: Plan) -> Micros:
-    """Return the highest price per hour that was agreed to: --max-rate, or that of the plan's dearest offer."""
+    """Return the highest price per hour that the user agreed to: --max-rate, or that of the plan's dearest offer."""
     if plan.choices.max_rate_micros is not None:
         return plan.choices.max_rate_micros
     return max(candidate.offer.rate_micros_per_hour for candidate in plan.approved)
 
 
 Shorten = Callable[[Lease, Offer, Micros | None], Lease]
-"""How a place shortens a lease there, as `LimitsJobs.lease_within` does."""
+"""Shortens a lease to what a place allows, like `LimitsJobs.lease_within`."""
 
 
 def _keep(lease: Lease, _: Offer, __: Micros | None) -> Lease:
@@ -74,7 +74,7 @@ def leg_candidates(
 ) -> list[Candidate]:
     """Return the offers on which the run of this plan can continue, each with its lease, the cheapest to finish first.
 
-    An offer counts that pays for more than its own start-up: until the next checkpoint at least.
+    Only offers count whose lease covers more than the machine's start-up: at least the time until the next checkpoint.
     """
     judged = [_judged(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
     load = _load(plan, standing)
@@ -82,9 +82,9 @@ def leg_candidates(
 
 
 def least_leg_micros(plan: Plan) -> Micros:
-    """Return the least that one machine costs: its start-up, its upload, training until a checkpoint, and the download.
+    """Return the least that one machine costs: start-up, upload, training until a checkpoint, and download.
 
-    Each of them counts with the longest time that the lease allows, so the actual cost may be lower.
+    Each part counts with the longest time that the lease allows, so the actual cost may be lower.
     """
     return rental_cost(plan.offer, _least_leg_s(plan), plan.job.home_bytes, plan.job.disk_gb)
 
@@ -97,7 +97,10 @@ def _least_leg_s(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Need:
-    """The least that one machine of a plan needs, and the cap that pays for it, both in dollars or in GPU-hours."""
+    """The least that one machine of a plan needs, and the cap that pays for it; both in dollars or both in GPU-hours.
+
+    `words` formats such an amount.
+    """
 
     least: float
     cap: float
@@ -110,7 +113,7 @@ class Need:
 
 
 def needs_of(plan: Plan, left_micros: Micros | None, left_gpu_hours: float | None) -> list[Need]:
-    """Return the need of one machine for each cap that bounds the plan; a free machine needs nothing in dollars."""
+    """Return the need of one machine for each cap of the plan. A free machine has no need in dollars."""
     found, least = list[Need](), least_leg_micros(plan)
     if least and left_micros is not None:
         found.append(Need(least, left_micros, lambda amount: format_usd(Micros(int(amount)))))
@@ -121,7 +124,7 @@ def needs_of(plan: Plan, left_micros: Micros | None, left_gpu_hours: float | Non
 
 
 def why_it_stays(plan: Plan) -> str:
-    """Return why the run of a plan cannot continue on another machine, as the user requested; "" if it can."""
+    """Return why the run of a plan cannot continue on another machine; "" if it can."""
     if not plan.job.can_resume:
         return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
     needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
@@ -137,7 +140,7 @@ def why_it_stays(plan: Plan) -> str:
 def legs_note(plan: Plan, home: Home) -> Iterator[str]:
     """Yield the notes of a plan whose run may continue on other machines: each one's need, and their number.
 
-    The last note states how often the user's own machines of this kind were taken away, and the cost on demand, as far
+    The last note states how often the user's own machines of this kind were taken away, and the on-demand cost, as far
     as they are known.
     """
     needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
@@ -159,7 +162,7 @@ def legs_note(plan: Plan, home: Home) -> Iterator[str]:
 
 
 def _reclaims_words(plan: Plan, home: Home) -> str:
-    """Return, in words, how many of the user's machines of the plan's kind were taken; "" with under ten receipts."""
+    """Return a sentence about how many of the user's machines of the plan's kind were taken away; "" if unknown."""
     reclaims = own_reclaims(home, plan.offer) if plan.offer.spot else None
     if reclaims is None:
         return ""
@@ -168,7 +171,7 @@ def _reclaims_words(plan: Plan, home: Home) -> str:
 
 
 def _on_demand_words(plan: Plan) -> str:
-    """Return, in words, what the same machine costs on demand; "" if that price is not known beside the spot price."""
+    """Return a sentence about what the same machine costs on demand; "" if that price is not known."""
     rate = plan.offer.on_demand_micros_per_hour
     if rate is None:
         return ""
@@ -181,7 +184,7 @@ def _on_demand_words(plan: Plan) -> str:
 
 
 def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
-    """Return whether the user agreed to such a machine, and its region is not skipped for taking machines back."""
+    """Return whether the user agreed to such a machine, and its region is not avoided for taking machines back."""
     is_agreed = offer.spot == plan.choices.spot and offer.rate_micros_per_hour <= most_rate(plan)
     is_there = plan.choices.region in (None, offer.region)
     is_guarded = plan.choices.weak_lease or not is_weak(offer)
@@ -189,7 +192,7 @@ def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
 
 
 def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> Candidate | None:
-    """Return an offer with its lease; None where the plan does not know its card, or the money does not do."""
+    """Return the candidate for an offer; None if the plan has no estimate for its GPU, or the money is not enough."""
     known = next((approved for approved in plan.approved if _is_same_card(approved.offer, offer)), None)
     if known is None:
         return None
@@ -210,7 +213,7 @@ def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> C
         return None
     needed_s = guess.likely_s if guess.likely_s is not None else inf
     least_s = min(needed_s, _interval_s(plan, standing.rate)) + plan.job.save_s
-    # Where the place allows no longer job, a short one is what there is; two without a checkpoint end the run.
+    # If the place allows no longer job, a short job is accepted; two machines without a checkpoint end the run.
     if not lease.limit_s and lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
         return None
     lease = lease.model_copy(update={"hours_s": None if hours_s is None else lease.hours_s})
@@ -226,14 +229,14 @@ def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> C
 
 
 def _is_same_card(known: Offer, offer: Offer) -> bool:
-    """Return whether two offers have the same cards, so that the speed on one is known from the other."""
+    """Return whether two offers have the same GPUs, so that a speed known for one offer holds for the other."""
     return (known.gpu, known.gpu_count, known.nodes, known.vram_gb) == (
         offer.gpu, offer.gpu_count, offer.nodes, offer.vram_gb
     )  # fmt: skip
 
 
 def _load(plan: Plan, standing: Standing) -> Load:
-    """Return the transfers of another machine: the first machine's uploads by the same route, and what is carried."""
+    """Return the transfers of another machine: the first machine's uploads by the same route, and carried files."""
     data, uplink = plan.data, plan.uplink.bits_per_s
     sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
     sent_s += 8 * standing.carried_bytes / uplink
@@ -250,7 +253,7 @@ def _load(plan: Plan, standing: Standing) -> Load:
 
 
 def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
-    """Return the estimate for the remaining steps on an offer, from the plan or from a speed measured on its card."""
+    """Return the estimate for the remaining steps on an offer, from a measured speed or else from the plan."""
     steps, first = plan.job.steps, plan.continues.step if plan.continues else 0
     rate, step = standing.rate, max(standing.step, first)
     if steps and rate is not None and rate.step_s and standing.rated and _is_same_card(standing.rated, offer):
@@ -266,7 +269,7 @@ def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> 
 
 
 def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
-    """Return the seconds from one checkpoint to the next; if they are not known, the least that is worth a machine."""
+    """Return the seconds from one checkpoint to the next; if unknown, the shortest training worth a machine."""
     every, steps, likely_s = plan.job.checkpoint_every, plan.job.steps, plan.estimate.likely_s
     step_s = rate.step_s if rate is not None else likely_s / steps if likely_s and steps else None
     if not every or not step_s:
@@ -275,7 +278,7 @@ def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, float, Micros, str, str, str]:
-    """Return the sort key: what finishes comes first, then fewer dollars to finish, a lower price per hour, names."""
+    """Return the sort key: what finishes first, then a lower cost of finishing, a lower price per hour, names."""
     offer, dollars = candidate.offer, candidate.expected_micros
     names = (offer.provider, offer.type_id, offer.region)
     return (not candidate.finishes, inf if dollars is None else dollars, offer.rate_micros_per_hour, *names)

@@ -63,7 +63,7 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     fitting = [offer for offer in offers if offer.spot == choices.spot]
     if most is not None and fitting:
         fitting = [offer for offer in fitting if offer.rate_micros_per_hour <= most] or _none_below(most, fitting)
-    if choices.region is not None:  # An offer for any region becomes an offer for this region.
+    if choices.region is not None:  # An offer that is valid in any region becomes an offer for this region.
         here = {"region": choices.region}
         fitting = [offer.model_copy(update=here) for offer in fitting if offer.region in (choices.region, "any")]
     return Market(tuple(fitting), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)

@@ -1,8 +1,8 @@
-"""Enforce a mandate in planning: check the request before anything is read for it, and the finished plan.
+"""Enforce a mandate in planning: check the request before anything is read for it, and then the finished plan.
 
-All planning under a mandate uses this module. Every proposal has its request admitted, every quote keeps only the
-allowed offers, and `checked_plan` checks every plan. The mandate's total is reserved where the run starts and where it
-rents.
+All planning under a mandate uses this module. It admits the request of every proposal, keeps only the allowed offers of
+every quote, and checks every plan in `checked_plan`. The mandate's total is reserved elsewhere: where the run starts,
+and where it rents.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bounds:
     def within(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return the candidates that the mandate allows, and a note about the others.
 
-        Raise NoOffer if it allows none.
+        Raise NoOffer if there are candidates but the mandate allows none of them.
         """
         kept = tuple(candidate for candidate in candidates if self._refusal_of(candidate.offer) is None)
         if candidates and not kept:
@@ -97,7 +97,7 @@ class Bounds:
                 raise self._refusal("root", what, f"Name something below {self.mandate.root}; no link may lead out.")
 
     def require_own(self, run: str) -> None:
-        """Raise UsageError for a run that was not started under this mandate."""
+        """Raise UsageError for a run that was not planned under this mandate."""
         try:
             is_own = read_plan(self._home.run(run)).mandate == self.mandate.id
         except (OSError, ValueError):
@@ -118,7 +118,8 @@ class Bounds:
             what = "Your code must not run on this computer under a mandate"
             raise self._refusal("local", what, "Leave out --dry-run and --provider local; gpurun plan spends nothing.")
         most, typed = self.mandate.rate_max_micros_per_hour, choices.max_rate_micros
-        if most is not None and typed is not None and typed > most:  # The run's later machines may cost that much.
+        # The run's later machines may cost as much as --max-rate.
+        if most is not None and typed is not None and typed > most:
             what = f"--max-rate {typed / 1e6:g} is above {format_rate(most)}"
             raise self._refusal("rate", what, f"Use --max-rate {most / 1e6:g} or less.")
         if choices.spot and not self.mandate.spot:
@@ -134,7 +135,8 @@ class Bounds:
 
     def _require_paths(self, request: Request) -> None:
         choices, data, command = request.choices, request.data or "", request.command
-        is_elsewhere = data.startswith("s3://") or data.endswith(".toml")  # A bucket, or a list of URLs.
+        # The data is in a bucket, or it is a list of URLs.
+        is_elsewhere = data.startswith("s3://") or data.endswith(".toml")
         if is_elsewhere or "://" in choices.core_bundle:
             what = "Data in a bucket or from a list of URLs would be read with this computer's keys or network"
             raise self._refusal("root", what, "Name a folder below the root, or hf:OWNER/NAME.")
@@ -154,7 +156,7 @@ class Bounds:
                 self.require_below_root("--data", _links_in(folder))
 
     def _provider_update(self, request: Request) -> dict[str, tuple[str, ...]]:
-        """Return the update with the mandate's providers if the request names none.
+        """Return an update with the mandate's providers if the request names none; {} otherwise.
 
         Raise UsageError if the request names a provider that the mandate does not allow.
         """
@@ -182,7 +184,10 @@ class Bounds:
         return f"{provider}:{region or ''}" if place_facts(provider).is_queued else provider
 
     def _cap_update(self, request: Request) -> dict[str, object]:
-        """Return the update with the cap: {} if the user typed one, else the most that the mandate allows now."""
+        """Return an update with the cap: {} if the user typed one, else the most that the mandate allows now.
+
+        Raise NoOffer if the typed cap exceeds the mandate, or if nothing is left of its total.
+        """
         if request.mode is Mode.REHEARSAL:
             return {}
         most, left = self.mandate.per_run_micros, self._budget.left() or Micros(0)
@@ -235,7 +240,7 @@ class Bounds:
             raise self._refusal("secret", f"This mandate does not allow the secret {name}", f"Leave it out. {has}")
 
     def _is_below_root(self, place: Path) -> bool:
-        """Return whether a resolved path is below the root. Compare files, not names, because the disk may ignore case.
+        """Return whether a resolved path is below the root. Compare files, not names: the disk may ignore case.
 
         If the root has become a link since the mandate was written, return False, because the link could lead anywhere.
         """
@@ -249,11 +254,11 @@ class Bounds:
         return False
 
     def _refusal(self, why: str, what: str, hint: str, kind: type[GpurunError] = UsageError) -> GpurunError:
-        """Return a refusal that also says what remains of the mandate."""
+        """Return a refusal that also states what remains of the mandate."""
         return kind(f"mandate.{why}", f"{what}; {self.left_words()}.", hint=hint)
 
     def left_words(self) -> str:
-        """Return a clause that says what remains of the mandate."""
+        """Return a clause about what remains of the mandate."""
         try:
             left = format_left(self._budget.left() or Micros(0))
         except GpurunError as error:

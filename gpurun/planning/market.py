@@ -1,4 +1,4 @@
-"""Hold the offers of the queried providers."""
+"""The offers of the queried providers, and a warning about keys that expire."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpurun.core.records import Offer
 class Market:
     """The offers as read at `read_wall`, the providers that were `queried`, and the `silent` ones with the reason.
 
-    `warnings` are sentences for the plan, for example about a wrong clock, with which a lease would end late.
-    `keys_end_wall` has the expiry time of the clouds' keys that expire (0 if not known).
+    `warnings` are sentences for the plan, for example about a wrong clock, which would make a lease end late.
+    `keys_end_wall` has the expiry times of those clouds' keys that expire; 0 if a time is not known.
     """
 
     offers: tuple[Offer, ...]

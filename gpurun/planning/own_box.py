@@ -1,6 +1,6 @@
-"""Checks a user's own box before its plan is shown: its host key, and whether it runs a program for us.
+"""Checks a user's own box before its plan is shown: its host key, and whether it runs Python.
 
-A cluster's login node is such a box, too; its jobs are reached through a folder that they share with it.
+A cluster's login node is such a box too. A cluster's jobs are reached through a folder that they share with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AWAY = 'here=$PWD; cd .. && rm -rf -- "$here"'
 
 
 def login_of(host: str) -> Login:
-    """Return who logs in where: as it is written, or as an entry of ~/.ssh/config has it."""
+    """Return the user, host and port of a login: as typed, or as an entry of ~/.ssh/config has them."""
     entry = _entry(host)
     return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
 
@@ -66,12 +66,11 @@ def reach_box(
     asks: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Box, MachineFacts, list[str]]:
-    """Return how to log in to the box, which has run a program for us; what it has; and what the plan says of both.
+    """Return how to log in to the box, the facts that it reports, and notes about both for the plan.
 
-    `asks`: a person is at the terminal, and can answer the questions of an entry's login.
-
-    SetupError, with the box's own words, if it does not run it. A refusal takes half a minute and opens nothing: a run
-    would retry the same for minutes, because a machine may still be booting.
+    With `asks`, a user at the terminal can answer the questions of an entry's login. Raise SetupError, with the box's
+    own message, if it does not run Python. A refusal takes half a minute and changes nothing. A run would retry the
+    same for minutes, because a rented machine may still be booting.
     """
     if request.python and not request.python.startswith("/"):
         hint = "Write its absolute path on the box: --python /home/you/project/.venv/bin/python."
@@ -87,7 +86,7 @@ def reach_box(
 def make_box_machine(
     box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False
 ) -> RemoteMachine:
-    """Return the connection to a folder of a box, as it was settled; it is not open yet."""
+    """Return the connection to a folder of a box, by the recorded login. The connection is not open yet."""
     if box.entry:
         from gpurun.remote.ssh.openssh import OpensshMachine
 
@@ -112,7 +111,7 @@ def make_box_machine(
 
 
 def known_login(cluster: Cluster, home: Home) -> Box:
-    """Return how to log in to a cluster's login node, by what is on record here: nothing is asked."""
+    """Return how to log in to a cluster's login node, from what this home has recorded. The node is not contacted."""
     login = Login(cluster.user, cluster.host, cluster.port)
     jump = parse_host(cluster.jump, name="jump") if cluster.jump else None
     name = f"{login.host} by {jump}" if jump else login.host
@@ -130,9 +129,9 @@ def known_login(cluster: Cluster, home: Home) -> Box:
 
 
 def shown_host_key(box: Box, clock: Clock) -> str:
-    """Return the public line of the host key that a box shows, if it is the expected one; else HostKeyMismatch.
+    """Return the public line of the host key that a box shows. Raise HostKeyMismatch if it is not the expected key.
 
-    For a box that shows none, only the expected fingerprint is known. This does not log in.
+    If the box shows no key, the error names only the expected fingerprint. This does not log in.
     """
     shown = make_box_machine(box, ".", clock).shown(SCAN_S)
     if shown is None:
@@ -141,9 +140,9 @@ def shown_host_key(box: Box, clock: Clock) -> str:
 
 
 def open_way(plan: Plan, home: Home, clock: Clock) -> None:
-    """Log in, if a person is needed for it and no login is open; raise an error if that fails.
+    """Log in if that needs a user and no login is open; raise an error if that fails.
 
-    It is a GpurunError; for a cluster's login node it may be NoAnswer.
+    It is a GpurunError; for a cluster's login node it may also be NoAnswer.
     """
     if plan.box is not None and plan.box.entry:
         from gpurun.remote.ssh.openssh import ASKED_S, Master
@@ -156,12 +155,15 @@ def open_way(plan: Plan, home: Home, clock: Clock) -> None:
 
 
 def python_of(box: Box) -> str:
-    """Return the Python of a box that the agent and the trainer run on."""
+    """Return the Python on a box that runs the agent and the trainer."""
     return box.python or "python3"
 
 
 def demand_password_login(host: str) -> Login:
-    """Return who logs in with a password; UsageError for an entry, which the user's own ssh reaches, or a bad login."""
+    """Return the user and host of a login with a password.
+
+    Raise UsageError for an entry of ~/.ssh/config, which the user's own ssh handles, or for a malformed login.
+    """
     if _entry(host) is not None:
         hint = f"Use your own ssh: ssh-copy-id {host}. gpurun also asks for a password if an entry wants one."
         raise UsageError("host.entry", f"{host} is an entry of ~/.ssh/config.", hint=hint)
@@ -169,7 +171,10 @@ def demand_password_login(host: str) -> Login:
 
 
 def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str], None]) -> str:
-    """Install gpurun's key for a login, whose password ssh asks for, and log in with it; return its public line."""
+    """Install gpurun's key for a login, log in with it once, and return its public line.
+
+    ssh asks for the login's password.
+    """
     from gpurun.remote.ssh.openssh import install_key
 
     public = make_keys(home.keys / "ssh").client_public
@@ -187,7 +192,7 @@ def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str],
 
 
 class LoginOverSsh:
-    """A cluster's login node over SSH (`core.cluster.LoginNode`); it connects when it is first used."""
+    """A cluster's login node over SSH (`core.cluster.LoginNode`). It connects when it is first used."""
 
     def __init__(self, cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> None:
         self._cluster, self._home, self._clock, self._asks = cluster, home, clock, asks
@@ -212,7 +217,7 @@ class LoginOverSsh:
 
 
 class LoginHere:
-    """A cluster whose sbatch is on this machine."""
+    """A cluster whose login node is this computer, which has sbatch."""
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """See `LoginNode.run`."""
@@ -236,12 +241,12 @@ class LoginHere:
 
 
 def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
-    """Return the connection to a cluster's login node; it is not open yet. `asks` as in `reach_box`."""
+    """Return the connection to a cluster's login node, which is not open yet. For `asks` see `reach_box`."""
     return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock, asks=asks)
 
 
 def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float) -> Machine:
-    """Return the connection to a folder of a cluster on its login node, whether a job runs in it or not."""
+    """Return the connection to a folder of a cluster through its login node. A job may or may not run in it."""
     if cluster.is_here:
         return LocalMachine(Path(folder), token=token)
     return _on_login_node(cluster, folder, home, clock, last_mono)
@@ -250,12 +255,12 @@ def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock:
 def job_machine(
     cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf
 ) -> JobMachine:
-    """Return the connection to a job by its folder; it is not open yet."""
+    """Return the connection to a job through its folder. The connection is not open yet."""
     return JobMachine(lambda: folder_machine(cluster, folder, token, home, clock, last_mono))
 
 
 def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> JobStep:
-    """Return the connection to a job that puts nothing on the shared disk; it is not open yet."""
+    """Return the connection to a job that writes nothing to the shared disk. The connection is not open yet."""
     folder = instance.address.folder if instance.address is not None else cluster.workdir
     find = partial(folder_machine, cluster, folder, instance.token, home, clock, inf)
     return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
@@ -264,7 +269,10 @@ def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> 
 def _on_login_node(
     cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf, *, asks: bool = False
 ) -> RemoteMachine:
-    """Return a folder of a cluster's login node, with the host key of config.toml, or the one seen at first use."""
+    """Return the connection to a folder of a cluster's login node.
+
+    The expected host key is that in config.toml, or else the key that was seen at the first use.
+    """
     entry = cluster.host if cluster.transport else ""
     if entry and _entry(entry) is None:
         what = f"~/.ssh/config has no entry {entry}, which [slurm.{cluster.name}] names with its transport."
@@ -277,14 +285,14 @@ def _on_login_node(
 
 
 def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
-    """Return how to log in to a box, by the host key that is expected there, and what a plan says about that."""
+    """Return how to log in to a box, with the host key to expect, and notes about that for the plan."""
     from gpurun.remote.ssh.connection import identities
 
     entry = _entry(request.host, request.identity)
     if entry is not None:
         return _settled_entry(request, entry, login, home, asks=asks)
     identity = _identity(request, login, home)
-    with identities(identity):  # A key that cannot be used is refused before any machine is asked.
+    with identities(identity):  # An unusable key is refused before any machine is contacted.
         pass
     way, notes = _on_the_way(request, home, clock)
     host_key, trusted = _host_key(request, login, identity, way, home, clock)
@@ -301,7 +309,7 @@ def _entry(host: str, identity: str = "") -> Entry | None:
 
 
 def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, asks: bool) -> tuple[Box, list[str]]:
-    """Return how the user's own ssh logs in to an entry of ~/.ssh/config, in the form of `_settled`."""
+    """Return how the user's own ssh logs in to an entry of ~/.ssh/config, in the form that `_settled` returns."""
     from gpurun.remote.ssh.openssh import scan_entry
 
     if request.jump:
@@ -311,7 +319,7 @@ def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, 
     shown = scan_entry(entry, asks=asks)
     trusted: Trust = "given"
     if not request.host_key:
-        # The same private address behind another proxy is another box.
+        # The same private address behind another proxy is a different box.
         shown, trusted = _seen(login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host)
     elif fingerprint(shown) != fingerprint(request.host_key):
         raise HostKeyMismatch(entry.name, fingerprint(request.host_key), fingerprint(shown))
@@ -331,7 +339,10 @@ def _jump(login: str, host_key: str) -> Jump | None:
 
 @contextmanager
 def _for_good(login: Login | None = None) -> Iterator[None]:
-    """Refuse at once what a rented machine may still recover from while it boots; `login` is with gpurun's own key."""
+    """Turn a lost connection into a SetupError: this machine is not booting, so a retry would not help.
+
+    `login` is the login that uses gpurun's own key, if it does; the hint then names `gpurun auth ssh`.
+    """
     try:
         yield
     except MachineLost as lost:
@@ -345,7 +356,10 @@ def _for_good(login: Login | None = None) -> Iterator[None]:
 
 
 def _identity(request: Request, login: Login, home: Home) -> str:
-    """What to log in with: the file or the agent that was named, or gpurun's own key, made at the first use."""
+    """Return the key to log in with: the named file, AGENT, or gpurun's own key, which is created at its first use.
+
+    Raise SetupError when gpurun's own key was just created, because no box has it yet.
+    """
     if request.identity == AGENT:
         return AGENT
     if request.identity:
@@ -369,7 +383,7 @@ def _identity(request: Request, login: Login, home: Home) -> str:
 
 
 def _on_the_way(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:
-    """Return what a Box stores of the jump host, if there is one, and what the plan says about it."""
+    """Return the fields of a Box about the jump host, if there is one, and a note about it for the plan."""
     if not request.jump:
         return {}, []
     login = parse_host(request.jump, name="--jump")
@@ -388,12 +402,15 @@ def _host_key(
         return _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
     jump = _jump(way["jump"], way["jump_host_key"])
     shown = scan_host_key(login.host, login.port, clock, SCAN_S, key=identity, jump=jump)
-    # The same private address behind another bastion is another box.
+    # The same private address behind another jump host is a different box.
     return _seen(login, shown, home, f"{login.host} by {way['jump']}")
 
 
 def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
-    """Return the host key that is shown, and why it is trusted; one that changed since the last run is refused."""
+    """Return the host key that is shown, and why it is trusted. A key shown for the first time is recorded.
+
+    Raise SetupError if the key differs from the recorded one.
+    """
     known = known_host(home, name, login.port)
     if known is None:
         remember_host(home, name, login.port, shown)
@@ -410,9 +427,9 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
 
 
 def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> MachineFacts:
-    """Return what the box reports of itself, as a run would ask it, in a folder below its home that is then removed.
+    """Return the facts that the box reports, as a run would read them, through a folder that is then removed.
 
-    SetupError if it does not run a Python.
+    Raise SetupError if the box does not run Python.
     """
     machine = make_box_machine(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
@@ -433,7 +450,7 @@ def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, a
 
 
 def _in_words(facts: MachineFacts) -> str:
-    """Return what a box has, in the words of a plan."""
+    """Return a phrase about what a box has, for a plan."""
     cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
     parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]
     torch = facts.torch

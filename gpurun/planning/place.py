@@ -1,6 +1,6 @@
-"""Where a run may be: in a cloud, on a user's box, as a job of a cluster, or here. Each kind is one class.
+"""Where a run may be: in a cloud, on a user's box, on a user's cluster, or on this computer. Each kind is a class.
 
-A place is asked once for offers; it has the rules for a lease there, and knows how to log in to its machines.
+A place returns offers, has the rules for a lease at that place, and knows how to log in to its machines.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ if TYPE_CHECKING:
     from gpurun.remote.machine_facts import MachineFacts
 
 PRICES_HOLD_S = 60.0
-"""How old the prices of a plan may be: about as long as a person takes to approve them. Spot prices change within
-minutes, and a create compares the price that it gets with the agreed one."""
+"""The most seconds that a plan's prices count as current: about the time that a user takes to approve it.
+
+Spot prices change within minutes, and the create step compares the current price with the agreed price.
+"""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a plan is made: for which run, in which home, by which clock, and whom to tell about slow steps.
+    """The circumstances of planning: run, home, clock, and the function that reports slow steps to the user.
 
-    `asks`: a person is there, who can type a password for a place. `bounds` are those of a mandate.
+    With `asks`, a user is present who can type a password for a place. `bounds` are those of a mandate.
     """
 
     run: str
@@ -55,7 +57,7 @@ class Desk:
     bounds: Bounds | None = None
 
     def admitted(self, request: Request) -> Request:
-        """Return the request as the mandate allows it, before anything is read for it; an error if it does not."""
+        """Return the request as the mandate admits it, before anything is read for it; raise if it is refused."""
         return self.bounds.admitted(request) if self.bounds else request
 
     def demand_uploadable(self, files: Iterable[Path]) -> None:
@@ -67,12 +69,14 @@ class Desk:
 class Place(ABC):
     """One kind of place, for a request.
 
-    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `has_others`: a
-    run whose machine there is lost can continue on another one. `is_shown`:
-    nothing is begun after the plan, so the catalogue does where no price can be read. `joins_nodes`: it has several
-    nodes for one run. `forwards_ports`: gpurun can forward a port of its machine. `is_outfitted`: gpurun may install
-    there what a recipe needs. `takes` are the options that are for such a place alone. `box` is how its machine is
-    logged in to, once that is settled.
+    - `is_rented`: there are several offers, their prices change, and a machine is rented for this run alone.
+    - `has_others`: a run whose machine at this place is lost can continue on another machine.
+    - `is_shown`: the plan will not be started, so catalogue prices are enough where none can be read.
+    - `joins_nodes`: the place has several nodes for one run.
+    - `forwards_ports`: gpurun can forward a port of the machine.
+    - `is_outfitted`: gpurun may install on the machine what a recipe needs.
+    - `takes`: the options that are only for such a place.
+    - `box`: how to log in to the machine, once that is known.
     """
 
     is_rented: ClassVar[bool] = False
@@ -96,54 +100,54 @@ class Place(ABC):
 
     @property
     def cpu_cores(self) -> int:
-        """Return how many cores train if there is no GPU."""
+        """Return how many CPU cores are assumed for training if there is no GPU."""
         return os.cpu_count() or 1
 
     @abstractmethod
     def market(self, need: GpuNeed) -> Market | None:
-        """Return what there is for a need, asked now; None if the packaged catalogue is used instead."""
+        """Return the current offers for a need; None if the packaged catalogue is used instead."""
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
-        """Return the offers as they are after some time has passed."""
+        """Return the market, read again if it may have changed since it was read."""
         return market
 
     def may_rent_from(self, provider: str) -> bool:
-        """Whether a run that is begun now could rent from this provider."""
+        """Return whether a run that is started now could rent from this provider."""
         return True
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """Return the candidate with the lease that the place allows; NoOffer if that leaves no time."""
+        """Return the candidate with the lease that the place allows. Raise NoOffer if that leaves no time."""
         return chosen
 
     def apply_lease_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
-        """Return what is taken, and everything else that may be, each with the lease that the place allows."""
+        """Return the chosen candidate and the alternatives, with the leases that the place allows."""
         return self.lease_rules(chosen, job), found if self.is_rented else ()
 
     def choices(self, choices: Choices) -> Choices:
-        """Return the choices with what the place has settled of them."""
+        """Return the choices with the values that the place decides."""
         return choices
 
     def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
-        """Return what should be known about the place before this candidate is taken."""
+        """Return warnings about the place for this candidate."""
         return self.warnings
 
     def demand_cap(self) -> None:
-        """Raise a UsageError if a run that can spend money has no cap."""
+        """Raise UsageError if a run that can spend money has no cap."""
         if self.request.max_cost_micros is None:
             raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
 
 
 class ThisComputer(Place):
-    """This machine: for a run that its user wants here, and for the rehearsal of any other."""
+    """This computer: for a run that the user wants on it, and for the rehearsal of any other run."""
 
     def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
         super().__init__(request, desk, is_shown=is_shown)
         self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; what is needed does not change what is here. A rehearsal uses no card."""
+        """See `Place.market`. The offer does not depend on the need. A rehearsal uses no GPU."""
         from gpurun.providers.local import LocalProvider
 
         here = GpuNeed(count=0, name="cpu") if self.mode is Mode.REHEARSAL else GpuNeed(count=1, name="any")
@@ -155,12 +159,12 @@ class ThisComputer(Place):
 
 
 class OwnBox(Place):
-    """The box that --host names, at its user's price; it has answered before its plan is shown."""
+    """The box that --host names, at the price that its user states. It has answered before its plan is shown."""
 
     takes: ClassVar[frozenset[str]] = frozenset({"host", "jump", "python"})
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; SetupError if the box cannot do now what a run needs of it."""
+        """See `Place.market`. Raise SetupError if the box cannot do now what a run needs."""
         from gpurun.planning.own_box import login_of, reach_box
         from gpurun.providers.ssh import SshBox, SshProvider
 
@@ -182,11 +186,11 @@ class OwnBox(Place):
         return Market((offer,), (), 0.0)
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """See `Place.lease_rules`; an error if the box lacks what the job needs, by what it reported just now."""
+        """See `Place.lease_rules`. Raise an error if the box lacks what the job needs, according to its own facts."""
         from gpurun.planning.verify_machine import check_box
 
         choices = self.request.choices
-        if not choices.setup:  # A script may install what is missing, which is checked again after it.
+        if not choices.setup:  # A script may install what is missing; the box is checked again after it.
             needs_torch = job.needs_torch
             found = check_box(self._facts, chosen.offer, accept_cpu=choices.accept_cpu, needs_torch=needs_torch)
             self.warnings += tuple(f"{warning}." for warning in found)
@@ -194,7 +198,7 @@ class OwnBox(Place):
 
 
 class OwnCluster(Place):
-    """A user's cluster, which runs a job when its turn comes, for as long as its caps allow."""
+    """A user's cluster. It runs a job when the job reaches the head of the queue, for as long as its caps allow."""
 
     has_others: ClassVar[bool] = True
     joins_nodes: ClassVar[bool] = True
@@ -203,7 +207,7 @@ class OwnCluster(Place):
     takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; the cluster reported a moment ago what it has."""
+        """See `Place.market`. The cluster is queried for what it has now."""
         from gpurun.core.cluster import with_flags
         from gpurun.core.settings import find_cluster
         from gpurun.planning.cluster_look import no_answer
@@ -241,7 +245,7 @@ class OwnCluster(Place):
         return Market((offers[0],), (), 0.0)
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """See `Place.lease_rules`; the partition's limit and --max-gpu-hours count beside the cap."""
+        """See `Place.lease_rules`. Besides the cap, the partition's limit and --max-gpu-hours shorten the lease."""
         from gpurun.planning.budget import rental_cost
         from gpurun.providers.slurm.lease import gpu_hours, lease_of_job, may_outlive
 
@@ -266,7 +270,10 @@ class OwnCluster(Place):
         return chosen.model_copy(update={"lease": lease, "worst_micros": worst})
 
     def _ask_cluster(self, offer: Offer, lease: Lease, job: Job) -> None:
-        """Ask when such a job would start and, on the login node, whether it could: before it waits for hours."""
+        """Ask the cluster when such a job would start and whether its login node has what the job needs.
+
+        This comes before the job waits in a queue for hours. The results are added to notes and warnings.
+        """
         from gpurun.providers.base import Unknown
 
         now = self.desk.clock.wall()
@@ -288,15 +295,15 @@ class OwnCluster(Place):
         self.warnings += tuple(f"{words[:1].upper()}{words[1:]}" for words in lacks)
 
     def choices(self, choices: Choices) -> Choices:
-        """See `Place.choices`: the name of the chosen cluster, and the image of its table."""
+        """See `Place.choices`: the name of the chosen cluster, and the image in its table."""
         return choices.model_copy(update={"region": self._region, "image": self._image})
 
 
 class OwnClusters(OwnCluster):
-    """Several of a user's clusters: a job is on one of them at a time, and a run may continue on another."""
+    """Several of a user's clusters. A job is on one of them at a time, and a run may continue on another."""
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; a cluster that cannot take the job now is left out, with its reason."""
+        """See `Place.market`. A cluster that cannot take the job now is left out, with its reason."""
         from gpurun.core.cluster import with_flags
         from gpurun.core.settings import find_cluster
 
@@ -328,7 +335,7 @@ class OwnClusters(OwnCluster):
     def apply_lease_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
-        """See `Place.apply_lease_rules`: in the order of their rank, each under the rules of its own cluster."""
+        """See `Place.apply_lease_rules`. The candidates stay in order, each under the rules of its own cluster."""
         ruled = list[Candidate]()
         alternatives = [other for other in found if other.lease is not None and other.offer != chosen.offer]
         for candidate in (chosen, *alternatives):
@@ -348,12 +355,12 @@ class OwnClusters(OwnCluster):
         return ruled[0], tuple(ruled)
 
     def choices(self, choices: Choices) -> Choices:
-        """See `Place.choices`: all clusters that were named, and their image."""
+        """See `Place.choices`: the image of the named clusters."""
         return choices.model_copy(update={"image": self._image})
 
 
 class Clouds(Place):
-    """The clouds that have a key here; if a plan is only shown, the catalogue is used for those without."""
+    """The clouds that have a key in this home. If none has a key and the plan is only shown, the catalogue is used."""
 
     is_rented: ClassVar[bool] = True
     has_others: ClassVar[bool] = True
@@ -365,7 +372,7 @@ class Clouds(Place):
 
     @property
     def cpu_cores(self) -> int:
-        """Return how many cores to count on if there is no GPU."""
+        """Return how many CPU cores are assumed for training if there is no GPU."""
         return 2
 
     def market(self, need: GpuNeed) -> Market | None:
@@ -388,16 +395,16 @@ class Clouds(Place):
         return market
 
     def may_rent_from(self, provider: str) -> bool:
-        """See `Place.may_rent_from`: there is a key for it; a plan that is only shown has all clouds."""
+        """See `Place.may_rent_from`: whether there is a key for it; if a plan is only shown, every cloud counts."""
         return self.is_shown or provider in self._names
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
-        """See `Place.market_again`: the clouds are asked again only if preparing took so long that prices are old."""
+        """See `Place.market_again`: query the clouds again only if preparing took so long that prices are old."""
         is_old = self.desk.clock.monotonic() - self._read_mono > PRICES_HOLD_S
         return self.market(need) if is_old and not self.is_shown else market
 
     def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
-        """See `Place.warnings_for`: wrong clocks, a key that expires before the lease ends, where keys are sent."""
+        """See `Place.warnings_for`: wrong clocks, a key that expires during the lease, keys sent to other addresses."""
         warnings = [*self.warnings, *(market.warnings if market else ())]
         if market is not None and chosen.lease is not None and not self.is_shown:
             until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s
@@ -405,7 +412,7 @@ class Clouds(Place):
         return (*warnings, *_diverted(self._names))
 
     def _demand_keys(self, ready: list[str]) -> None:
-        """Raise a SetupError if a named cloud, or every cloud, has no key."""
+        """Raise SetupError if a named cloud, or every cloud, has no key."""
         demand_keys((name for name in self.request.providers if name not in ready), self.desk.home)
         if not ready:
             missing = "aws has no credentials" if self.request.providers else "There is no key for any cloud"
@@ -427,12 +434,12 @@ def _diverted(names: list[str]) -> list[str]:
 
 
 def _nearest_rows(need: GpuNeed) -> list[Offer]:
-    """Return the known offers of a card; if none has this number of cards, all its rows, the cheapest first."""
+    """Return the catalogue's offers for a need; if none has this number of GPUs, all its rows, the cheapest first."""
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
 
 
 def _as_seen(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
-    """Return the known row that is nearest to the first card of a box; all rows if it shows none."""
+    """Return the catalogue row that is nearest to the first GPU of a box; all rows if the box shows no GPU."""
     cards = facts.torch.devices or facts.gpus
     if not (rows and cards):
         return rows
@@ -449,9 +456,9 @@ PLACES: dict[str, type[Place]] = {"here": ThisComputer, "box": OwnBox, "cluster"
 
 
 def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
-    """Return the place that a request names, where its job runs or is rehearsed; UsageError for a wrong choice.
+    """Return the place that a request names for its job or rehearsal. Raise UsageError for a wrong choice.
 
-    `joins_nodes`: the job can run on several nodes together.
+    `joins_nodes` means that the job can run on several nodes together.
     """
     require_known(request.providers)
     kinds, mode = place_kinds(request.providers), request.mode

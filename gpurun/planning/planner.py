@@ -1,7 +1,7 @@
 """Turn a proposal into a plan: read the place's offers, judge them, and choose the best.
 
-Nothing is rented or spent here. Modules that only some plans need are imported where they are used, because `gpurun
-plan` should answer at once.
+Planning rents nothing and spends nothing. Modules that only some plans need are imported where they are used, so that
+`gpurun plan` starts quickly.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _STORED_FIELDS = {
     "needed": "",
     "needs_consent": False,
 }
-"""Fields of the chosen offer in plan.json: a planned part of a run counts as finishing."""
+"""Values of the chosen offer's fields in plan.json. A planned part of a run counts as finishing."""
 
 
 class Proposal(ABC):
     """A job that has no place yet. The desk admits its request before anything is read for it.
 
     `joins_nodes` means that it can run on several nodes together. `earlier` is the checkpoint from which it continues.
-    `priors` are the user's own runs, and `damage` says which of them cannot be read. `uplink` is the speed of the
-    user's line.
+    `priors` are the measurements of the user's earlier runs; `damage` is a note if their file cannot be read. `uplink`
+    is the speed of the user's connection.
     """
 
     joins_nodes: ClassVar[bool] = False
@@ -65,7 +65,7 @@ class Proposal(ABC):
     def choose(self, quote: Quote, place: Place) -> tuple[Candidate, Quote]:
         """Return the chosen offer and the quote to show.
 
-        Raise NoOffer, with a hint that says what would suffice, if none fits.
+        Raise NoOffer, with a hint that names what would suffice, if none fits.
         """
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Proposal(ABC):
         return self.prepared_data()
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers for the paid run that a rehearsal tries out, and notes about them."""
+        """Return the offers for the paid run that a rehearsal prepares, and notes about them."""
         return (), ()
 
     def described_data(self, quote: Quote) -> DataSummary:
@@ -111,9 +111,9 @@ class Proposal(ABC):
 
 
 def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
-    """Plan a job. With `need_data` the plan will be started, so its data is prepared and checked.
+    """Plan a job. `need_data` means that the plan will be started, so its data is prepared and checked.
 
-    Raise UsageError, NoOffer or SetupError if the job is not possible; only caches are left behind then.
+    Raise UsageError, NoOffer or SetupError if the job is not possible; then only caches are left on disk.
     """
     request, desk = proposal.request, proposal.desk
     place = resolve_place(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
@@ -170,7 +170,10 @@ _NO_OTHERS = "--keep-going has no effect: only a cloud's machine or a cluster's 
 
 
 def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
-    """Return the plan with notes about --keep-going. If the run cannot continue elsewhere, switch it off and warn."""
+    """Return the plan with notes about --keep-going.
+
+    If the run cannot continue elsewhere, switch --keep-going off and, for a paid run, add a warning.
+    """
     if not plan.choices.keep_going:
         return plan
     from gpurun.planning.legs import legs_note, why_it_stays

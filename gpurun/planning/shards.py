@@ -13,7 +13,7 @@ from gpurun.planning.transfer import public_shards
 
 
 def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Prepare a run's shards, initial weights or checkpoint, and compile caches for --warm; return the summary."""
+    """Prepare a run's shards, initial weights or checkpoint, and compile caches for --warm. Return the summary."""
     from gpurun.jobs.training.compile_cache import with_compile_caches
     from gpurun.jobs.training.continued_training import with_checkpoint_beside
     from gpurun.jobs.training.initial_weights import add_initial_weights, take_checkpoint
@@ -31,7 +31,7 @@ def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> 
 
 
 def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Prepare only the shards; return the summary. For a public set, read its list of files from the hub."""
+    """Prepare only the shards and return the summary. For a public set, read its list of files from the hub."""
     from gpurun.data.run_shards import prepare_run_shards
 
     named = public_shards(request, resolved.tables.data.source) or request.data

@@ -1,6 +1,6 @@
 """Plan the staging of shards: which files the bucket has, which are uploaded before renting, and what that saves.
 
-Problems with the bucket are reported here, before anything is rented.
+Problems with the bucket are reported before anything is rented.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _worth_staging(seen: Survey | None) -> list[PackedFile]:
 def _in_bucket(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
     """Return the files that the bucket has, by the digests in their manifest.
 
-    Files without a digest are checked later.
+    Files without a digest count as missing until staging, which checks them.
     """
     digests = _digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]
@@ -80,7 +80,7 @@ def _in_bucket(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[Pack
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the shards' sha256 by their path in the pack, from data.json, which was checked before."""
+    """Return the shards' sha256, keyed by their path in the pack, from data.json."""
     try:
         manifest = read_object(folder / "data.json")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Describe a sweep to the planner: how many trials fit on a card, how long all trials take, what the cap pays for.
+"""Describe a sweep to the planner: how many trials fit on a GPU, how long all trials take, what the cap pays for.
 
-Every listed combination is checked before anything is rented. Each trial of a recipe counts like the most expensive
-trial. It is not known whether trials that share a card are slower, so the slow end of the estimate assumes that they
+Combinations from lists are checked before anything is rented. Each trial of a recipe counts like the most expensive
+trial. It is not known whether trials that share a GPU are slower, so the slow end of the estimate assumes that they
 are.
 """
 
@@ -44,7 +44,7 @@ from gpurun.providers.catalog import gpu_flag, other_offers
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
-"""The most trials that share a card without --at-once."""
+"""The most trials that share a GPU without --at-once."""
 
 
 def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit) -> Proposal:
@@ -56,7 +56,7 @@ def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit
 
 
 def _with_sampler(request: Request) -> Request:
-    """Return the request with optuna added to the packages for a rented machine, if the sampler tpe is requested.
+    """Return the request; for the sampler tpe on a rented machine, with optuna added to the packages.
 
     Raise SetupError if optuna is missing for a run on this computer.
     """
@@ -77,8 +77,8 @@ def _with_sampler(request: Request) -> Request:
 def _sampler_packages(request: Request) -> tuple[str, ...]:
     """Return the packages to install for the sampler: optuna on a rented machine, otherwise none.
 
-    On the user's own machine nothing is installed unasked; optuna is used if it is there. If the installation fails,
-    the machine samples at random.
+    On the user's own machine nothing is installed unless requested; optuna is used if the machine has it. If the
+    installation fails, the machine samples at random.
     """
     is_rented = request.mode is Mode.PAID and place_kinds(request.providers) == {"cloud"}
     return (OPTUNA,) if is_rented and request.sweep is not None and request.sweep.sampler == "tpe" else ()
@@ -87,7 +87,7 @@ def _sampler_packages(request: Request) -> tuple[str, ...]:
 class CommandSweep(CommandProposal):
     """Proposes a sweep over a command, which runs many times with different arguments.
 
-    A trial's duration is not known.
+    The duration of a trial is not known.
     """
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep, *, is_asked: bool, admit: Admit) -> None:
@@ -175,7 +175,7 @@ class RecipeSweep(TrainerProposal):
         return replace(quoted, candidates=ranked(found, load), load=load)
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the best offer. Raise NoOffer if the cap does not pay for a trial on any of them."""
+        """Return the best offer and the quote. Raise NoOffer if the cap does not pay for one trial on any offer."""
         fitting = [each for each in quoted.candidates if each.estimate.fits and each.estimate.train_s is not None]
         over = [each for each in fitting if each.lease is None and not each.needs_consent]
         if place.cap is None or not over or any(each.lease for each in quoted.candidates):
@@ -190,7 +190,7 @@ class RecipeSweep(TrainerProposal):
         )
 
     def _other_card(self, quoted: Quote, place: Place) -> Iterator[str]:
-        """Yield the flags for the other card on which the cap pays for most trials, if it pays for a trial on one."""
+        """Yield the flags for the other GPU on which the cap pays for most trials, if there is one."""
         found: list[Candidate] = []
         for offer in other_offers(self.request, self.need(place), on_cpu=False, queried=quoted.queried):
             if place.may_rent_from(offer.provider):
@@ -251,7 +251,7 @@ class RecipeSweep(TrainerProposal):
         )
 
     def _estimate(self, offer: Offer, place: Place, vocab: int) -> Estimate:
-        """Return the estimate for one trial on one card: the time of the longest trial, the memory of the largest."""
+        """Return the estimate for one trial on one GPU: the time of the longest trial, the memory of the largest."""
         card = offer.model_copy(update={"gpu_count": min(1, offer.gpu_count), "jobs": 1})
         cores = place.cpu_cores
         machine = describe_machine(card, cores)
@@ -264,13 +264,13 @@ class RecipeSweep(TrainerProposal):
         return time.model_copy(update={"peak_bytes": room.peak_bytes, "micro_batch": room.micro_batch})
 
     def _trials_per_card(self, offer: Offer) -> int:
-        """Return how many trials fit on one card. Without a card, trials share the cores: return --at-once or 1."""
+        """Return how many trials fit on one GPU. Without a GPU, trials share the cores: return --at-once or 1."""
         if not offer.gpu_count:
             return self.sweep.at_once or 1
         return max(1, int(usable_bytes(offer) / self._per_trial[offer].peak_bytes))
 
     def _judge_offer(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
-        """Return the candidate for an offer, with a lease for all trials or as many as the cap pays for."""
+        """Return the candidate for an offer, with a lease for all trials, or for as many as the cap pays for."""
         single, load, hours = self._per_trial[offer], quoted.load, self.request.hours
         whole = single
         if single.train_s is not None:
@@ -303,7 +303,7 @@ def _sweep_job(trial: CommandJob | TrainerJob, sweep: Sweep, at_once: int, insta
 
 
 def _with_settings(request: Request, params: dict[str, str]) -> Request:
-    """Return the request for a single trial on one card."""
+    """Return the request for a single trial on one GPU, with these settings."""
     sets = tuple(f"{name}={value}" for name, value in params.items())
     gpu = request.gpu.model_copy(update={"count": min(1, request.gpu.count), "nodes": 1}) if request.gpu else None
     return request.model_copy(update={"overrides": (*request.overrides, *sets), "gpu": gpu, "continues": ""})

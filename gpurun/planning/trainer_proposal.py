@@ -1,4 +1,4 @@
-"""Describe a recipe's training to the planner: which form of the recipe, on which shards, and how each offer does."""
+"""Describe a recipe's training to the planner: the form of the recipe, its shards, and the time and cost per offer."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ SMALLER = {
 }  # fmt: skip
 """For some recipes, a smaller recipe with the same aim."""
 MOST_READS = 4
-"""Text may be repeated this often and still teach about as much as new text (Muennighoff et al., 2023)."""
+"""How often text can be repeated and still teach about as much as new text (Muennighoff et al., 2023)."""
 
 
 class TrainerProposal(Proposal):
-    """Proposes the training of a recipe. The place decides whether its full or its rehearsal form is trained."""
+    """Proposes the training of a recipe, in its full form or its rehearsal form.
+
+    A free rehearsal (--dry-run) trains the rehearsal form. Otherwise the requested GPU, the recipe's hardware.on_cpu
+    and, on this computer, CUDA decide.
+    """
 
     joins_nodes: ClassVar[bool] = True
 
@@ -85,7 +89,7 @@ class TrainerProposal(Proposal):
         return with_earlier_checkpoint(resolved, self.request, self.desk.home)
 
     def _continues_rehearsal(self) -> bool:
-        """Return whether the request continues a rehearsal, which a changed trainer allows."""
+        """Return whether the request continues a rehearsal, as the second half of a changed trainer's does."""
         if not self.request.continues:
             return False
         from gpurun.ledger.plan_from_journal import read_plan
@@ -113,7 +117,7 @@ class TrainerProposal(Proposal):
         return need_of(self.request, self.resolved, is_rented=place.is_rented)
 
     def refuse_impossible(self, place: Place) -> None:
-        """Raise UsageError if the recipe's shards exist neither here nor in public."""
+        """Raise UsageError if a run would rent a machine and its shards exist neither locally nor in public."""
         source = self.resolved.tables.data.source
         is_missing = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
         if place.is_rented and not place.is_shown and is_missing:
@@ -127,7 +131,7 @@ class TrainerProposal(Proposal):
         """Return the best offer with the recipe's own GPU, and the quote to show.
 
         A plan that is only shown and was requested without --gpu shows offers of all GPUs. If the recipe's own GPU does
-        not fit the cap, it chooses the best offer with another GPU.
+        not fit the cap, the best offer with another GPU is chosen for it.
         """
         if not place.is_rented:
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
@@ -150,7 +154,7 @@ class TrainerProposal(Proposal):
 
     @contextmanager
     def _suggesting_ways(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
-        """Add ways out to a refusal over the cap: another card that fits, a spot machine, a smaller recipe."""
+        """Add suggestions to a refusal over the cap: another GPU that fits, a spot machine, a smaller recipe."""
         try:
             yield
         except NoOffer as refusal:
@@ -173,7 +177,7 @@ class TrainerProposal(Proposal):
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
-        """Prepare or check the shards, with initial weights or a checkpoint and compile caches; return the summary."""
+        """Prepare or check the shards, with initial weights or a checkpoint and compile caches. Return the summary."""
         from gpurun.planning.shards import summarize_shards
 
         return summarize_shards(self.request, self.resolved, self.desk)
@@ -193,7 +197,10 @@ class TrainerProposal(Proposal):
         return not_prepared(self.request, self.resolved, quoted.load.ship_bytes)
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers for the paid run, and notes. If --set does not fit the paid run, return only a note."""
+        """Return the offers for the paid run that a rehearsal prepares, and notes.
+
+        Return no offers if --set does not fit the paid run, or if it would run on the user's own box or cluster.
+        """
         request = self.request
         if request.mode is not Mode.REHEARSAL or self._continues_rehearsal():
             return (), ()
@@ -225,7 +232,7 @@ class TrainerProposal(Proposal):
         )
 
     def processes(self, chosen: Candidate, place: Place) -> int:
-        """Return one process per card, or per node without cards; on this computer the recipe's own number."""
+        """Return one process per GPU, or per node without GPUs; on this computer the recipe's own number."""
         return chosen.offer.gpu_count or (chosen.offer.nodes if place.mode is Mode.PAID else self.resolved.processes)
 
     def choices(self, place: Place) -> tuple[Choices, tuple[str, ...]]:
@@ -344,7 +351,7 @@ def _repeat_warning(plan: Plan, request: Request) -> tuple[str, ...]:
 
 
 def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
-    """Return the recipe in its form for a rented machine: the rehearsal form for a machine without a GPU."""
+    """Return the recipe in its form for a rented machine. Without a GPU, hardware.on_cpu decides the form."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
     if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
@@ -385,7 +392,7 @@ def _nodes(request: Request) -> int:
 
 
 def _require_packages(here: ResolvedRecipe) -> None:
-    """Raise SetupError if a package that the training needs is not installed here."""
+    """Raise SetupError if a package that the training needs is not installed on this computer."""
     if find_spec("torch") is None:
         raise SetupError(
             "torch.missing",
@@ -399,7 +406,7 @@ def _require_packages(here: ResolvedRecipe) -> None:
 
 
 def _disk_error(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
-    """Return the error for a disk that would fill up during the run, at any approved cloud that sells disk."""
+    """Return the error for a disk that would fill up, at any approved cloud that charges for disk; else None."""
     wanted_gb = full.tables.hardware.disk_gb
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
     for candidate in plan.approved:
@@ -419,10 +426,10 @@ def _disk_error(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
 
 
 def _memory_error(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
-    """Return the error for a run on this computer's CPU whose tensors do not fit in memory; None if they do.
+    """Return the error for a run on this computer's CPU whose tensors do not fit in memory; None if they fit.
 
-    Only tensors are counted, not the interpreter, torch or a checkpoint that is being saved, so a refusal is never
-    wrong.
+    Only tensors are counted, not the interpreter, torch or a checkpoint that is being saved, so a run that would fit is
+    never refused.
     """
     micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
     way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)

@@ -1,6 +1,6 @@
 """Estimate the transfers: uploads of shards and program, downloads of checkpoints, their times, and notes for plans.
 
-The size of shards that do not exist yet is estimated; nothing is prepared here.
+The size of shards that do not exist yet is estimated. No shards are made.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from gpurun.providers.catalog import terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
-BUCKET_BITS_PER_S = 1e9  # Assumed download speed of a rented machine.
-PUBLIC_BITS_PER_S = 5e8  # Assumed for public shards; the limit is twice that time.
+BUCKET_BITS_PER_S = 1e9  # The assumed download speed of a rented machine.
+PUBLIC_BITS_PER_S = 5e8  # Assumed for public shards; the time limit is twice the time that follows.
 WORTH_A_BUCKET_S = 120
 """Seconds of paid time that a bucket must save to be worth mentioning."""
-SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
-COLLECT_START_S = 60  # Saving, hashing, connecting.
-MUON_CHECKPOINT_BYTES = 8  # At least, because its matrices have one moment.
-CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
-EARLY_CHECKPOINTS = 6  # Downloads during training if egress is charged; else no limit.
+SHIP_START_S = 30  # For connecting, unpacking and checking every digest.
+COLLECT_START_S = 60  # For saving, hashing and connecting.
+MUON_CHECKPOINT_BYTES = 8  # Per parameter, at least: under Muon, matrices have one moment.
+CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another one.
+EARLY_CHECKPOINTS = 6  # Downloads during training if egress is charged; otherwise there is no limit.
 
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes to transfer and store, and the speeds; the speed of a bucket is an assumption.
+    """The bytes to transfer and store, and the speeds. The speed of a bucket is an assumption.
 
-    `setup_s` is the time limit for the --setup script, which runs before the upload. The machine downloads
-    `public_bytes` of `ship_bytes` itself.
+    `setup_s` is the time limit of the --setup script, which runs before the upload. The machine itself downloads
+    `public_bytes` of the `ship_bytes`.
     """
 
     ship_bytes: int
@@ -112,7 +112,7 @@ SOURCE_TOKENS = {
 
 
 def public_shards(request: Request, source: str) -> str:
-    """Return the name of the public shards that the machine downloads; "" if the data is uploaded from here.
+    """Return the name of the public shards that the machine downloads; "" if the data is uploaded from this computer.
 
     Raise UsageError for an unknown public name.
     """
@@ -125,7 +125,7 @@ def public_shards(request: Request, source: str) -> str:
 def load_for(
     request: Request, full: ResolvedRecipe, data: DataSummary | None, uplink: Uplink
 ) -> tuple[Load, tuple[str, ...]]:
-    """Return what a paid run transfers, over the user's line or the bucket that --stage names, and notes about it.
+    """Return what a paid run transfers, over the user's connection or a bucket (--stage), and notes about it.
 
     Without `data`, the size is estimated from --data or from the recipe's shards, which may not exist yet.
     """
@@ -155,7 +155,7 @@ def load_for(
 
 
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
-    """Return the summary of data that is not prepared. For finished shards it is from their manifest."""
+    """Return the summary of data that is not prepared. If there are finished shards, it is based on their manifest."""
     data = full.tables.data
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
     if public := public_shards(request, data.source):
@@ -189,7 +189,8 @@ def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
 def named_data(request: Request) -> str:
     """Return the digest under which earlier runs recorded the data of --data; "" without --data.
 
-    A text has no digest yet, so it gets a word that matches no run. A loss on other data is therefore never quoted.
+    A text has no digest yet. A word that matches no run is returned for it, so that a loss on other data is never
+    quoted.
     """
     if request.data is None:
         return ""
@@ -204,14 +205,14 @@ def vocabulary_of(full: ResolvedRecipe) -> int:
 
 
 def _tokens_of(full: ResolvedRecipe) -> int:
-    """Return the number of tokens in shards that are not here: as many as training reads or the source has."""
+    """Return the number of tokens in shards that do not exist yet: as many as training reads or the source has."""
     train = full.tables.train
     read = train.steps * train.batch_tokens
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
 
 
 def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
-    """Return the load with the speed of the user's line, or of the bucket if --stage names one.
+    """Return the load with the speed of the user's connection, or of the bucket if --stage names one.
 
     `shards` is the folder with the shards, if they exist.
     """
@@ -238,7 +239,7 @@ def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> f
 def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
     """Return the bytes to transfer for --data, and its folder if that has finished shards, else None.
 
-    A parallel text may be two files, separated by a comma.
+    `data` may name the two files of a parallel text, separated by a comma.
     """
     places = [Path(data).expanduser()]
     if not places[0].exists():
@@ -261,14 +262,14 @@ def _text_bytes(size: int | None, full: ResolvedRecipe) -> int:
 
 
 _TOLERANCE = 0.25
-"""The relative difference allowed between held-out and requested share, because whole documents are held out."""
+"""The relative difference allowed between held-out and requested share: only whole documents are held out."""
 
 
 def unused_notes(request: Request, recipe: LoadedRecipe, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a note about `data` settings of the user that differ from how the finished shards were made.
+    """Return a note about the user's `data` settings that differ from how the finished shards were made.
 
-    A recipe's own settings for its rehearsal are ignored. There is no note for a run that continues, which has its
-    shards already.
+    A recipe's own settings for its rehearsal are ignored. A run that continues gets no note, because it already has its
+    shards.
     """
     if request.data is None or request.continues or not (Path(request.data).expanduser() / "data.json").exists():
         return ()

@@ -1,7 +1,7 @@
 """Compare the agreed offer with the current price, the created instance, and the machine's own report.
 
 This happens before anything is uploaded, because every minute on a wrong machine is paid for. It covers price, machine
-type, number of GPUs, region, and whether the trainer can run there.
+type, number of GPUs, region, and whether the trainer can run on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ LEAST_GIGABYTES_PER_S = 1.0
 def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
     """Raise NoOffer if the price has risen, or if it is old and cannot be read again.
 
-    A price from the last ten minutes is accepted. If the offer no longer exists, the provider will refuse the request.
+    A price from the last ten minutes is accepted. If the offer no longer exists, the provider will refuse the create
+    request.
     """
     if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
         return
@@ -65,9 +66,9 @@ def need_of_offer(offer: Offer) -> GpuNeed:
 
 
 def check_made(instance: Instance, plan: Plan) -> None:
-    """Raise NoOffer if an instance costs more than agreed, has another type or another region.
+    """Raise NoOffer if an instance costs more than agreed, or has another type or region.
 
-    The driver destroys it.
+    The driver then destroys the instance.
     """
     rate = instance.rate_micros_per_hour
     if rate is not None and _costs_more(instance, plan):
@@ -88,7 +89,7 @@ def check_made(instance: Instance, plan: Plan) -> None:
 
 
 def differs_since_created(instance: Instance, born: Instance, plan: Plan) -> bool:
-    """Return whether the provider reports only now that the instance differs from the agreed offer."""
+    """Return whether the provider's report has changed since the create reply and now differs from the agreed offer."""
     now, before = (
         (seen.rate_micros_per_hour, seen.type_id, seen.gpu, seen.gpu_count, seen.region) for seen in (instance, born)
     )
@@ -113,12 +114,12 @@ def _is_other_type(instance: Instance, plan: Plan) -> bool:
 
 
 def _is_other_region(instance: Instance, plan: Plan) -> bool:
-    """Return whether the reported region differs from the offer's. It may be reported late or never."""
+    """Return whether the reported region differs from the offer's. A region that is not reported counts as equal."""
     return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
 
 
 def risen_price_refusal(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
-    """Return the refusal of a risen price, with the worst case at that price."""
+    """Return the refusal of a price that has risen, with the worst case at the new price."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
     worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.job.home_bytes, plan.job.disk_gb)
     return NoOffer(
@@ -141,14 +142,14 @@ _UNRECORDED: dict[str, Any] = {
     "driver_words": True,
 }
 LEAST_SHM_BYTES = 1 << 30
-"""Shared memory that a DataLoader's workers may need for their batches; Docker's default is 64 MB."""
+"""The shared memory that a DataLoader's workers may need for their batches. Docker's default is 64 MB."""
 
 
 def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
     """Return warnings about a machine that can be used.
 
     Raise SetupError if the image lacks what the trainer needs, and NoOffer if the GPUs differ from the offer. With
-    `accept_cpu` a machine without a CUDA device is accepted. For a command (`needs_torch` is False) only the cards are
+    `accept_cpu` a machine without a CUDA device is accepted. For a command (`needs_torch` is False) only the GPUs are
     checked; without torch they are read from the driver.
     """
     warnings = () if needs_torch else _command_warnings(facts, offer)
@@ -184,7 +185,7 @@ def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
 
 
 def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
-    """Raise SetupError for a module that neither the uploaded folder nor --pip nor the machine has; return warnings."""
+    """Return warnings. Raise SetupError for a module that the uploaded folder, --pip and the machine all lack."""
     if not found.missing:
         return (found.note,) if found.note else ()
     names = ", ".join(found.missing[:MOST_NAMED])
@@ -194,9 +195,9 @@ def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
 
 
 def on_record(facts: MachineFacts) -> dict[str, Any]:
-    """Return the facts as plain data for the journal, without anything that may name a person.
+    """Return the facts as plain data for the journal, without anything that may name a user.
 
-    A Python's path is reduced to its name, and the output of programs is omitted: messages quote it where it matters.
+    A Python's path is reduced to its name, and the output of programs is omitted; messages quote it where it matters.
     """
     record = facts.model_dump(mode="json", exclude=_UNRECORDED)
     record["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
@@ -204,12 +205,12 @@ def on_record(facts: MachineFacts) -> dict[str, Any]:
 
 
 def unpassed_variables(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return the variables that the machine's login exports but the job does not get; keys are in `login_warnings`."""
+    """Return the variables that the machine's login exports and the job does not get, except keys."""
     return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return warnings about keys in the machine's login; the job gets them only if --pass-env names them."""
+    """Return warnings about keys in the machine's login. The job gets a key only if --pass-env names it."""
     keys = [name for name in exported.keys if name not in globs]
     shown = ", ".join(keys[:MOST_NAMED])
     what = f"{shown} in the machine's login looks like a key and is not passed to the job; to pass it: --pass-env"
@@ -218,12 +219,12 @@ def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
 
 
 def _no_answer(pythons: Sequence[str]) -> str:
-    """Return a clause that these Pythons did not answer in time."""
+    """Return a clause that states that these Pythons did not answer in time."""
     return f"{', '.join(pythons)} did not answer within {LOOK_S} s while importing torch"
 
 
 def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choices) -> None:
-    """Raise NoOffer if a node of a job lacks ordered cards, or if the network between them is too slow.
+    """Raise NoOffer if a node of a job lacks ordered GPUs, or if the network between the nodes is too slow.
 
     `check_box` checks the first node in detail.
     """
@@ -250,7 +251,7 @@ def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choi
 
 
 def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ...]:
-    """Check that a Python on the machine has numpy and a torch that is new enough; return warnings."""
+    """Check that a Python on the machine has numpy and a torch that is new enough. Return warnings, or raise."""
     torch = facts.torch
     silent = [look.python for look in torch.looks if not look.answered]
     words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)

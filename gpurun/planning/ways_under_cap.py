@@ -1,4 +1,4 @@
-"""Suggest a spot machine in a refusal over the cap, for every kind of job."""
+"""Suggest a spot machine when a request is over its cap, for every kind of job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpurun.planning.planner import Proposal, make_plan
 
 
 def way_on_spot(proposal: Proposal, costs: Callable[[Candidate], str]) -> Iterator[str]:
-    """Yield the flags for a spot machine with the requested cards, if the cap pays for one.
+    """Yield the flags for a spot machine with the requested GPUs, if the cap pays for one.
 
     If the cap also pays for a second start-up, suggest --keep-going as well. Only clouds that can be queried count,
     because the catalogue has no spot prices. `costs` returns a phrase with an offer's cost and duration.

@@ -1,1 +1,1 @@
-"""Contains modules that read a run's folder and produce something from it."""
+"""Modules that read a run's folder and make something from it."""

@@ -2,7 +2,7 @@
 
   python -m gpurun.readers.curve_log HOME RUN
 
-This module runs as a separate process without cloud keys, so that a tracker's failure cannot affect the rental. It
+This module runs as a separate process without cloud keys, so that a failure of the tracker cannot affect the rental. It
 reads the files that the supervisor has downloaded, so the machine needs neither the tracker's package nor its key.
 """
 
@@ -42,7 +42,7 @@ class CurveLog(Protocol):
         """Log one figure of a step; `row` has all figures of the step, including `seconds` since the trainer began."""
 
     def close(self) -> None:
-        """Finish it."""
+        """Finish the log. Nothing is added after this."""
 
 
 class TensorBoardLog:
@@ -89,7 +89,7 @@ class WandbLog:
 
 
 def parse_trackers(text: str) -> tuple[str, ...]:
-    """Return the trackers in --log-to; UsageError or SetupError if one is unknown, not installed or not logged in."""
+    """Return the trackers in --log-to. Raise UsageError for an unknown one, SetupError for one that cannot be used."""
     names = tuple(dict.fromkeys(name_typed.strip() for name_typed in text.split(",") if name_typed.strip()))
     for name in names:
         if name not in TRACKERS:
@@ -105,7 +105,7 @@ def parse_trackers(text: str) -> tuple[str, ...]:
 
 
 def _is_logged_in() -> bool:
-    """Return whether Weights & Biases has a key, or does not need one."""
+    """Return whether Weights & Biases has a key, or needs none."""
     if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled") or os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -115,7 +115,7 @@ def _is_logged_in() -> bool:
 
 
 def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str:
-    """Start the process that logs a run, if --log-to is set; return a sentence for the user, or ""."""
+    """Start the process that logs a run, if --log-to is set. Return a sentence for the user, or ""."""
     if not trackers:
         return ""
     known = {name: os.environ[name] for name in os.environ if name.startswith("WANDB_") or name.endswith("_PROXY")}
@@ -126,7 +126,7 @@ def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str
                 env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 cwd=folder.path,
             )  # fmt: skip
-    except OSError as error:  # The run has started, so this must not end the command.
+    except OSError as error:  # The run has already started, so this error must not end the command.
         return f"The run's figures are not logged: {error.strerror}."
     place = shlex.quote(str(folder.path / "tensorboard"))
     return f"To see the curves: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
@@ -141,7 +141,7 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 
 def log_curve(home: Home, run: str, clock: Clock) -> None:
-    """Follow a run and log each new figure exactly once; stop when the run ends or no process drives it."""
+    """Follow a run and log each new figure once. Stop when the run ends or no process drives it."""
     done: set[tuple[float | None, str]] = set()
     logs: list[CurveLog] = []
     while True:
@@ -175,7 +175,7 @@ def _open_logs(sight: Sight) -> list[CurveLog]:
 
 
 def main() -> int:
-    """Log the run in the arguments; a second process for the same run exits at once."""
+    """Log the run in the arguments. If another process already logs this run, exit without doing anything."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     try:

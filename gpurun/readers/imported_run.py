@@ -1,7 +1,7 @@
-"""Makes a run from a notebook's evidence, and signs and chains its receipt as an imported run.
+"""Makes a run from a notebook's evidence, and signs and chains its receipt as that of an imported run.
 
-The file is untrusted. As in every run, the training is reported by the machine. gpurun did not observe the cost or the
-end of the session, and the receipt says so.
+The file is untrusted. As in every run, the training is what the machine reported. gpurun did not observe the cost or
+the end of the session, and the receipt states that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packe
 
 
 class _Stated(Frozen):
-    """The facts that a notebook's evidence adds to the trainer's files; cells in notebook_file.py write them."""
+    """The facts that a notebook's evidence adds to the trainer's files. The cells of notebook_file.py write them."""
 
     v: Literal[1]
     kind: Literal["notebook"]
@@ -66,7 +66,7 @@ class _Stated(Frozen):
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A notebook's evidence that was read and checked."""
+    """A notebook's evidence after it was read and checked."""
 
     card: EvidenceCard
     stated: _Stated
@@ -75,17 +75,18 @@ class _Evidence:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Return the run's origin, as it is recorded in the journal."""
+        """Return the run's origin in the form in which the journal records it."""
         events = hashlib.sha256(self.card.files[EVENTS]).hexdigest()
         facts = {"platform": self.stated.platform, "gpurun_version": plain_line(self.stated.gpurun_version)[:40]}
         return {**facts, "evidence_sha256": self.sha256, "events_sha256": events}
 
 
 def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFolder, ExitCode]:
-    """Make and close a run with this name from a notebook's evidence; return the run's folder and exit code.
+    """Make and close a run with this name from a notebook's evidence. Return the run's folder and exit code.
 
-    The run is made in a hidden folder, and appears only when it is complete. UsageError if the file is not such
-    evidence, was imported before, or belongs to another home; VerificationFailed if its content is contradictory.
+    The run is made in a hidden folder, and appears only when it is complete. Raise UsageError if the evidence was
+    imported before or belongs to another home, and VerificationFailed if the file is not such evidence or contradicts
+    itself.
     """
     staged = RunFolder(home.staged_data(name))
     shutil.rmtree(staged.path, ignore_errors=True)
@@ -120,7 +121,7 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
 
 
 def finish_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
-    """Write, sign and chain the receipt of an imported run, and close the run; calling this again changes nothing."""
+    """Write, sign and chain the receipt of an imported run, and close the run. Repeating the call changes nothing."""
     with RunLock(folder.lock):
         journal = Journal.open(folder.journal, clock)
         written = write_receipt(home, folder)
@@ -134,7 +135,7 @@ def finish_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
 
 
 def _read(path: Path, home: Home) -> _Evidence:
-    """Read the evidence; NoCard if it is incomplete, UsageError if it was imported before or is for another home."""
+    """Read the evidence. Raise NoCard if it is incomplete, UsageError if it is a card or may not be imported here."""
     card = read_listed(path)
     if RECEIPT in card.files:
         what = f"{path} is the card of a run that already has its receipt."
@@ -157,7 +158,7 @@ def _read(path: Path, home: Home) -> _Evidence:
 
 
 def _refuse_foreign(evidence: _Evidence, home: Home) -> None:
-    """Raise UsageError if evidence was imported before, or was made for another home's key."""
+    """Raise UsageError if the evidence was imported before, or was made for the key of another home."""
     events = evidence.origin["events_sha256"]
     for name in home.run_names():
         with suppress(OSError):
@@ -173,7 +174,7 @@ def _refuse_foreign(evidence: _Evidence, home: Home) -> None:
 
 
 def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
-    """Check every byte of the shards, and return their summary with their place in the run's folder."""
+    """Check every byte of the shards, and return their summary, in which their folder is `later`."""
     tables = evidence.resolved.tables
     found, manifest = inspect_data(there)
     require_fitting_shards(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
@@ -229,7 +230,7 @@ def _plan_of(run: str, request: Request, evidence: _Evidence, data: DataSummary,
 
 
 def _write_journal(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
-    """Write the journal, up to the record of the downloaded files; VerificationFailed if it contradicts itself."""
+    """Write the journal up to the record of the downloaded files. Raise VerificationFailed if it contradicts itself."""
     journal = Journal.open(folder.journal, clock)
     journal.append(opening_record(plan, folder, home, endpoint="", imported=evidence.origin))
     journal.append(TrainObserved(**_training_outcome(folder.events, evidence.stated), ended_wall=None))
@@ -267,7 +268,7 @@ def _listed_files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
 
 
 def _training_outcome(events: Path, notebook: _Stated) -> dict[str, Any]:
-    """Return the training's outcome from the trainer's last event; without that event, the outcome is `lost`."""
+    """Return the training's outcome from the trainer's last event; without a stop event, the outcome is `lost`."""
     last: StopEvent | None = None
     for event in events_of(events):
         if isinstance(event, StartEvent | StopEvent):

@@ -1,4 +1,4 @@
-"""Loads past runs in a notebook or script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Does not write anything.
+"""Loads past runs in a notebook or script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Writes nothing.
 
 docs/NOTEBOOK.md describes the whole interface.
 """
@@ -18,23 +18,23 @@ from gpurun.core.trainer_events import EvaluationEvent, SampleEvent, StepEvent, 
 
 COLUMNS = ("step", "tokens", "seconds", "cost_usd", "loss", "val_loss", "bits_per_byte", "hellaswag", "lr", "grad_norm",
            "tokens_per_s", "mfu")  # fmt: skip
-"""The columns of `Run.metrics`, which has a row per logged or evaluated step; None (pandas: NaN) if not measured."""
+"""The columns of `Run.metrics`, with a row per logged or evaluated step; None (pandas: NaN) if not measured."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as it was when it was loaded."""
+    """A run in the state that it had when it was loaded."""
 
     name: str
     rows: tuple[Mapping[str, float | int | None], ...] = field(repr=False)
     samples: tuple[Mapping[str, Any], ...] = field(repr=False)
     """The model's samples: `step`, `prompt`, `text`."""
     receipt: Mapping[str, Any] | None = field(repr=False)
-    """The receipt's predicate (docs/RECEIPTS.md), with its signature checked; None before the run has ended."""
+    """The receipt's predicate (docs/RECEIPTS.md), after its signature was checked; None before the run has ended."""
 
     @property
     def metrics(self) -> Any:
-        """Return the rows, with COLUMNS, as a pandas frame; as a dict of lists if pandas is not installed."""
+        """Return the rows as a pandas frame with the columns COLUMNS; without pandas, as a dict of lists."""
         table = {name: [row[name] for row in self.rows] for name in COLUMNS}
         try:
             import pandas
@@ -43,7 +43,7 @@ class Run:
         return pandas.DataFrame(table)
 
     def plot(self, against: str = "step") -> Any:
-        """Return a matplotlib figure of the losses, plotted against a column; SetupError if matplotlib is missing."""
+        """Return a matplotlib figure of the losses against a column. Raise SetupError if matplotlib is missing."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -60,16 +60,16 @@ class Run:
 
 
 def runs(home: str | Path | None = None) -> list[str]:
-    """Return the names of a home's runs, oldest first; the default home is GPURUN_HOME, or else the usual folder."""
+    """Return the names of a home's runs, oldest first. The default home is GPURUN_HOME, or else the usual folder."""
     from gpurun.ledger.runs import planned_runs
 
     return planned_runs(_home(home))
 
 
 def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
-    """Return a run by its name, a unique beginning of it, or "@last"; UsageError if there is none.
+    """Return a run by its name, a unique beginning of the name, or "@last". Raise UsageError if there is no such run.
 
-    If the receipt's signature is wrong, the error is the same as from `gpurun receipt`.
+    If the receipt's signature is wrong, raise the same error as `gpurun receipt`.
     """
     from gpurun.ledger.runs import find_run, look_at_run
     from gpurun.ledger.write_receipt import read_receipt

@@ -1,4 +1,4 @@
-"""Sums what was spent according to this home's receipts, for each month, provider and job."""
+"""Sums what was spent according to this home's receipts, by month, provider and job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MonthRow:
 
 
 def spent_by_month(home: Home) -> tuple[list[MonthRow], list[str]]:
-    """Return the rows, newest month first, and the runs whose receipts cannot be read."""
+    """Return the rows, newest month first, and the names of the runs whose receipt has no readable cost."""
     costs: dict[tuple[str, str, str], list[Micros]] = {}
     unread: list[str] = []
     for folder in home.folders():

@@ -1,4 +1,4 @@
-"""Chooses the next command to show after a receipt, and the step from which a new rental would continue."""
+"""Chooses the next command to show after a receipt, and finds the step from which a new rental would continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpurun.jobs.training.continued_training import newest_whole
 
 
 def next_command(predicate: Predicate, folder: RunFolder, shutdown: str = "") -> str:
-    """Return the next command; `shutdown` is the line about the shutdown of the user's own box, or ""."""
+    """Return the next command. `shutdown` is the line about the shutdown of the user's own box, or ""."""
     request = predicate["asked"]
     if shutdown.startswith("shutdown "):
         return f"gpurun audit {folder.name}"
@@ -35,10 +35,10 @@ def continuing_command(predicate: Predicate) -> str:
 
 
 def left_at(predicate: Predicate) -> int | None:
-    """Return the step from which a new rental can continue a run that was cut off; None if it cannot.
+    """Return the step from which a new rental can continue a run that was interrupted; None if it cannot.
 
-    A failed trainer would fail again, so the step is None. It is also None for a trainer that someone stopped on the
-    machine, because that run ended well.
+    A failed trainer would fail again, so the result is None. Exit code 0 is an exception, as after a stop on the
+    machine.
     """
     training = predicate["training"]
     is_cut = training["outcome"] in ("stopped", "none", "lost")
@@ -51,7 +51,7 @@ def left_at(predicate: Predicate) -> int | None:
 
 
 def _recipe_word(folder: RunFolder) -> str:
-    """Return the recipe's name, or its file's path, to type in a command; "" if unknown, or if a command was run."""
+    """Return the recipe's name, or its file's path, to type in a command; "" if unknown or if a command was run."""
     try:
         request = Request.from_json(read_regular(folder.request))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Makes a notebook that contains the trainer, a recipe and its shards; its cells do not need a network.
+"""Makes a notebook that contains the trainer, a recipe and its shards. Its cells do not need a network.
 
-The notebook is plain JSON in nbformat 4.5. Its last cell writes the evidence.zip that `gpurun import` reads
+The notebook is plain JSON in nbformat 4.5. Its last cells write and offer the evidence.zip that `gpurun import` reads
 (docs/FORMATS.md).
 """
 
@@ -30,13 +30,13 @@ PLATFORMS = {
     "kaggle": ("Settings > Accelerator > GPU T4 x2", "Run > Stop session"),
     "jupyter": ("whatever starts this server on a machine with a GPU", "the page where you started this server"),
 }
-"""For each platform: the menu to choose a GPU, and the menu to end the session."""
+"""For each platform: how to choose a GPU, and how to end the session."""
 _COLAB = "https://colab.research.google.com"
 _PUBLISHED = re.compile(
     r"https://(github)\.com/([\w.~%/-]+/blob/[\w.~%/-]+\.ipynb)|https://(gist)\.github\.com/([\w./-]+)"
 )
 MOST_BYTES = 12 << 20
-"""The size limit of the bundle. Base64 adds a third, and platforms accept notebooks of about 20 MB."""
+"""The size limit of the bundle. Base64 makes it a third larger, and platforms accept notebooks of about 20 MB."""
 FACTS = "facts.json"
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _METADATA: dict[str, dict[str, Any]] = {
@@ -154,7 +154,7 @@ except ImportError:
 
 
 def badge_to(url: str) -> str:
-    """Return Colab's badge for a notebook at this future address; UsageError if Colab cannot open the address."""
+    """Return Colab's badge for a notebook that will be at this address. Raise UsageError if Colab cannot open it."""
     if not (found := _PUBLISHED.fullmatch(url)):
         what = f"Colab opens a notebook from GitHub or a gist, but {url} is neither."
         raise UsageError("notebook.url", what, hint="Write --url https://github.com/OWNER/NAME/blob/main/FILE.ipynb")
@@ -165,7 +165,7 @@ def badge_to(url: str) -> str:
 def notebook_of(
     resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any], minutes: int, *, badge: str = ""
 ) -> bytes:
-    """Return the notebook for the platform in `facts` (see `notebook_facts`); UsageError if it would be too large."""
+    """Return the notebook for the platform in `facts` (`notebook_facts`). Raise UsageError if it is too large."""
     packed = _packed(resolved, data, facts)
     choose, end = PLATFORMS[facts["platform"]]
     tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
@@ -195,7 +195,7 @@ def notebook_of(
 def notebook_facts(
     resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str
 ) -> dict[str, Any]:
-    """Return the facts about the intended training for a notebook's evidence; the cells add the outcome."""
+    """Return the facts about the intended training for a notebook's evidence. The cells later add the outcome."""
     return {
         "v": 1,
         "kind": "notebook",
@@ -211,7 +211,7 @@ def notebook_facts(
 
 
 def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> bytes:
-    """Return the bundle as a zip; the same content gives the same bytes."""
+    """Return the bundle as a zip. The same content always gives the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _contents(resolved, data, facts):
@@ -234,7 +234,7 @@ def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, A
 
 
 def _shards(data: DataSummary) -> Iterator[Path]:
-    """Yield the shards: all files of a run's own folder, or the files that data.json lists in a user's folder."""
+    """Yield the shards: the files of a run's own folder, and those in a user's folder that data.json lists."""
     own = Path(data.beside or data.folder)
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:

@@ -1,8 +1,8 @@
 """Repeats parts of a run's training, with its trainer in a child process, and compares the results with its files.
 
-On the same kind of processor the results must be bit-identical. On other processors sums are computed in a different
-order or precision, so only quantities that agree nevertheless, as measurements have shown, are compared;
-docs/RECEIPTS.md has the figures.
+On the same kind of processor the results must be identical bit by bit. Other processors compute sums in a different
+order or precision, so only quantities are compared that were measured to agree anyway. docs/RECEIPTS.md has the
+figures.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gpurun.view.number_format import format_duration
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
-"""The time limit for repeated training, which is some minutes on two cores."""
+"""The most seconds, and the most FLOPs, of repeated training: some minutes on two cores."""
 START_S, STEP_S, CPU_FLOPS = 5.0, 0.01, 4e10
-"""The expected seconds of a replay on two cores, roughly: to begin, per step of the smallest model, and per FLOP."""
+"""The expected time of a replay on two cores: seconds to start, seconds per step of the smallest model, FLOP/s."""
 FIRST_STEPS = 20
-"""The number of steps for which two kinds of processor agree before their results diverge."""
+"""The number of steps over which two kinds of processor agree before their results diverge."""
 DRAWN = 3
-"""The number of spans that are drawn from a run that is too long to be repeated completely."""
+"""The number of randomly chosen spans of a run that is too long to be repeated completely."""
 LOSS_APART = {"same": 1e-5, "other": 5e-3}
 STEPS_APART = {"same": 1e-3, "other": 1e-2}
 """The relative tolerance between a recomputed and a reported loss: if both are in fp32 on a CPU, and otherwise."""
@@ -46,13 +46,13 @@ _KINDS = ("weights", "optimizer", "state")
 
 NOT_REPLAYED = "nothing"
 LEAST_ALIKE = 0.5
-"""The lowest cosine between the changes of honest and of replayed weights; docs/RECEIPTS.md has the sample."""
+"""The lowest plausible cosine between the changes of honest and of replayed weights (see docs/RECEIPTS.md)."""
 SAMPLED_STEPS, SAMPLED_PARAMETERS = 300, 30_000
-"""The longest training and the largest model in the sample; above these, a low cosine does not prove anything."""
+"""The longest training and the largest model for which that cosine was sampled. Above, a low cosine proves nothing."""
 
 
 class Sort(StrEnum):
-    """The kind of a replay's line."""
+    """The kind of one line in a replay's result."""
 
     PROBLEM = "problem"
     CHECKED = "checked"
@@ -67,8 +67,8 @@ Say = Callable[[str], None]
 class Replayed:
     """The result of a replay: the problems, what was checked, and what could not be checked, with the reason.
 
-    Under --strict, what could not be checked counts as a problem. `extent` is how much of the training was repeated:
-    "all", "3 spans" or "nothing".
+    Under --strict, what could not be checked counts as a problem. `extent` states how much of the training was
+    repeated: "all", "3 spans" or "nothing".
     """
 
     problems: tuple[str, ...] = ()
@@ -95,9 +95,10 @@ class Replayed:
 
 
 def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> AuditRow:
-    """Return the row with a replay's problems added, and with a warning for what could not be checked.
+    """Return the row with a replay's problems added, and with a warning for each thing that could not be checked.
 
-    If a replay `is_required`, it is a problem if nothing was recomputed.
+    If a replay `is_required`, it is a problem if nothing was recomputed. If `replayed` is None, return the row
+    unchanged.
     """
     if replayed is None:
         return row
@@ -119,8 +120,8 @@ def replay_run(
 ) -> Replayed:
     """Recompute the last checkpoint's loss, and repeat steps between downloaded checkpoints, within `limit_s` seconds.
 
-    `predicate` is the receipt's, `recipe` the plan's, `data` the folder of the shards. Before the computation, `say` is
-    called with the number of steps and the estimated time.
+    `predicate` is the receipt's, `recipe` is the plan's, and `data` is the folder of the shards. Before the
+    computation, `say` is called with the number of steps and the estimated time.
     """
     if not terms_in(predicate).has_model:
         return Replayed.nothing("it ran a user's command")
@@ -183,7 +184,7 @@ def _compare_steps(
     every: int,
     parameters: int,
 ) -> Iterator[Said]:
-    """Yield the results of comparing a repeated span: bit by bit on the same kind of processor, else only losses.
+    """Yield the results of comparing a repeated span: bit by bit on the same kind of processor, else only its losses.
 
     `state` belongs to the checkpoint at the end of the span, or to the last checkpoint. Losses are reported every
     `every` steps. A run's own claims never turn a problem into a pass: if a claim prevents a check, that part counts as
@@ -212,7 +213,7 @@ def _compare_steps(
             yield Sort.PROBLEM, f"{span}: {agreed}, although the trainer reports some"
     yield from _compare_movement(again, span, parameters)
     is_equal = again["equal"]
-    if is_equal is None:  # If the span does not end at a checkpoint, only losses can be compared.
+    if is_equal is None:  # If the span does not end at a checkpoint, only its losses can be compared.
         is_equal = bool(reported) and all(taken[step] in losses for step, losses in reported.items())
     is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
     if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
@@ -235,7 +236,10 @@ def _compare_steps(
 
 
 def _compare_movement(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Said]:
-    """Yield the cosine between the changes of the weights in a span; a problem if it is below LEAST_ALIKE."""
+    """Yield the cosine between the changes that the run and the replay made to the weights in a span.
+
+    Below LEAST_ALIKE it is a problem, or unchecked if the run is larger or longer than the sample.
+    """
     alike = number(again.get("alike"))
     if alike is None or again["equal"]:
         return
@@ -255,7 +259,7 @@ def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
 
 
 def _reported_losses(folder: RunFolder, steps: range) -> dict[int, list[float]]:
-    """Return the reported losses of these steps; a step that was trained twice has two losses."""
+    """Return the reported losses by step. A step that was trained twice has two losses."""
     reported: dict[int, list[float]] = {}
     for event in events_of(folder.events):
         if isinstance(event, StepEvent) and event.step is not None and event.step in steps and event.loss is not None:
@@ -280,7 +284,7 @@ def _read_state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> di
 def _spans_to_repeat(
     files: list[dict[str, Any]], predicate: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
 ) -> list[tuple[int, int]]:
-    """Return the spans of steps to repeat, which take minutes in total; they begin at the seed's weights if possible.
+    """Return the spans of steps to repeat, which take minutes in total. They begin at the seed's weights if possible.
 
     For a short run these are all steps. For a longer run they are the steps that led to the last checkpoint, and
     randomly chosen spans between the kept checkpoints. Of a long span only the first few steps are repeated.
@@ -306,7 +310,7 @@ def _spans_to_repeat(
 
 
 def _has_shards(data: Path) -> bool:
-    """Return whether all shards in data.json are present and intact; public shards were only on the machine."""
+    """Return whether all shards in data.json are present and intact. Public shards were only on the machine."""
     try:
         listed = read_object(data / "data.json")
         shards = [shard for part in ("train", "val") for shard in listed[part]]

@@ -21,7 +21,7 @@ from gpurun.readers.replay import NOT_REPLAYED, Replayed, replay_run
 
 CARD_S, MORE_S = 300.0, 180.0
 MEAN_S = 120.0
-"""Limits in seconds: a card is recomputed for at most CARD_S, a folder for MEAN_S per card plus MORE_S."""
+"""Limits in seconds: recomputing takes at most CARD_S for a card, and for a folder MEAN_S per card plus MORE_S."""
 
 
 def audit_roster(
@@ -35,7 +35,7 @@ def audit_roster(
 ) -> list[CardRow]:
     """Return a row for each file of a folder, and for each learner of the class who did not hand in a card.
 
-    `replay` recomputes the cards; with `require_replay` a card that cannot be recomputed has a problem. Ctrl-C ends
+    `replay` recomputes the cards. With `require_replay` a card that cannot be recomputed has a problem. Ctrl-C ends
     only the recomputing.
     """
     try:
@@ -46,7 +46,8 @@ def audit_roster(
     roster = None
     if class_file:
         path = Path(class_file).expanduser()
-        if not path.exists() and path.suffix != ".json":  # A class's name: use the file that `roster new` wrote for it.
+        # The name of a class means the file that `roster new` wrote for it.
+        if not path.exists() and path.suffix != ".json":
             path = path.with_name(f"{path.name}.roster.json")
         roster = read_roster(path)
     paths = [place / name for name in names if not (place / name).is_dir()]
@@ -66,7 +67,7 @@ def audit_roster(
 
 
 def _replay_cards(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
-    """Recompute the cards that include a checkpoint; add a note to the other cards."""
+    """Recompute the cards within the folder's time limit. Add a note to each card that is not recomputed."""
     judged = [row for row in rows if row.predicate and row.verdict != TWICE]
     ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
     for number, row in enumerate(judged, start=1):

@@ -1,4 +1,4 @@
-"""Collects everything that is known about a run from its folder, for the report and a model card."""
+"""Collects everything that a run's folder contains about the run, for the report and a model card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never 
 
 
 def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
-    """Return everything that the report needs about one run; unreadable lines in the machine's files are skipped."""
+    """Return everything that the report needs about one run. Unreadable lines in the machine's files are skipped."""
     plan = sight.plan
     history = hear(lines_of(sight.folder.events), spending_of(sight))
     receipt, why = _receipt_or_reason(home, sight)
@@ -69,14 +69,14 @@ def _typed_keys(sight: Sight) -> tuple[str, ...]:
 
 
 def earlier_words(earlier: Earlier) -> str:
-    """Return a phrase that names the continued run, its step, and its cost, which is not part of the new run's cost."""
+    """Return a phrase with the continued run, its step, and its cost, which is not included in the new run's cost."""
     spent = earlier.spent_micros
     cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
     return f"{earlier.run} after step {earlier.step:,}{cost}"
 
 
 def _pace_sentence(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None) -> str:
-    """Return a sentence with the planned time, the measured speed, and the time taken if training has ended."""
+    """Return a sentence with the planned time, the measured speed and, if training has ended, the time taken."""
     step, planned_s, terms = rate.step, sight.plan.estimate.likely_s, sight.plan.job.terms
     plan = f"Planned: {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
     if sight.unfinished:
@@ -100,8 +100,8 @@ def _receipt_or_reason(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
 def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     """Return a function from seconds of training to the total cost, including boot and upload.
 
-    The function returns None if the run is free or its price unknown. For a run that continued another run, the cost
-    begins with that run's cost, because its losses could not have been reached for less.
+    The function returns None if the run is free or its price is unknown. For a run that continued another run, the cost
+    begins with that run's cost, because the losses could not have been reached for less.
     """
     places = [place for place, record in enumerate(sight.records) if record.event is Event.TRAIN_STARTED]
     before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
@@ -132,7 +132,7 @@ def _notes(sight: Sight, history: RunHistory, receipt: Receipt | None) -> Iterat
     for record in sight.records:
         if isinstance(rate := record.typed, RateObserved):
             yield _pace_sentence(sight, record.wall, rate, receipt)
-    # For a command it is unknown which output belongs to that loss.
+    # For a command it is not known which output belongs to that loss.
     if (
         terms.has_model
         and history.best is not None

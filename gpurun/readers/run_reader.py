@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class News:
-    """Everything new since the last call; `heard_wall` is the time when the machine's last message was recorded."""
+    """Everything new since the last call. `heard_wall` is when this computer last stored output of the machine."""
 
     records: list[Record]
     events: list[TrainerEvent]
@@ -36,7 +36,7 @@ class News:
 
 
 class RunReader:
-    """Reads a run's folder from the beginning, in several calls; an incomplete line is read by a later call."""
+    """Reads a run's folder from the beginning, in several calls. An incomplete line is left for a later call."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -68,5 +68,5 @@ class RunReader:
 
 
 def lines_in(block: bytes) -> list[bytes]:
-    """Return the lines of a block, split only at line feeds, because progress bars contain carriage returns."""
+    """Return the lines of a block. It is split only at line feeds, because progress bars contain carriage returns."""
     return [line.rstrip(b"\r\n") for line in BytesIO(block)]

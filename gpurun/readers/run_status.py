@@ -1,4 +1,4 @@
-"""Describes a run's status: a short phrase, the row in `ps`, and the next command if the run may be billing."""
+"""Describes a run's status: a short phrase, its row in `ps`, and the next command if the run may be billing."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def billing_advice(sight: Sight, now: float) -> str:
 
 
 def run_row(sight: Sight, now: float) -> RunRow:
-    """Return a run's row of `ps` as a person reads it."""
+    """Return a run's row of `ps` for users."""
     state, plan = sight.state, sight.plan
     ends_wall = _ends_wall(sight)
     is_overdue = ends_wall is not None and now > ends_wall
-    # No supervisor drives it, or a supervisor gave up without proof, or it is past its deadline.
+    # It is red if no supervisor drives it, a supervisor gave up without proof, or its deadline has passed.
     is_red = state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
     spent = spending(sight.records, now, is_watched=sight.owner is not None and not is_red)
-    is_floor = sight.damage is not None  # The lost records of a damaged journal may include more costs.
+    is_floor = sight.damage is not None  # The lost records of a damaged journal may contain more costs.
     dies = state.may_be_billing and not (
         state.late or state.leftover
     )  # Late machines and leftovers do not have this deadline.
@@ -73,7 +73,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
 
 
 def _where(sight: Sight, now: float) -> str:
-    """Return the run's machine; for a run that waits for its next machine, the best price seen while waiting."""
+    """Return the run's machine. If the run waits for its next machine, return the best price seen during the wait."""
     offer, state = sight.plan.offer, sight.state
     leg = f"leg {state.leg} · " if state.leg > 1 else ""
     if waits_for_machine(state):
@@ -92,7 +92,7 @@ def _silence(sight: Sight, now: float) -> str:
 
 
 def _ends_wall(sight: Sight) -> float | None:
-    """Return the deadline of the run's machine, or of its job once the job has begun."""
+    """Return the deadline of the run's machine; for a cluster's job that has started, the deadline from its start."""
     state = sight.state
     if state.deadline_wall is None:
         return None
@@ -101,17 +101,17 @@ def _ends_wall(sight: Sight) -> float | None:
 
 
 def _is_queued(sight: Sight) -> bool:
-    """Return whether the run's job may still be queued; its lease begins only when the job starts."""
+    """Return whether the run's job may still be in the queue. Its lease begins only when the job starts."""
     instance = sight.state.instance
     return bool(sight.plan.lease.queue_s) and (instance is None or instance.started_wall is None)
 
 
 def _dies_by(sight: Sight) -> str:
-    """Return what ends the machine; a timer that is armed at boot counts only after it was confirmed."""
+    """Return what ends the machine. A guard that is armed at boot counts only once the machine has confirmed it."""
     if _is_queued(sight):
         return f"{format_duration(sight.plan.lease.total_s)} after its start"
     planned = sight.plan.offer.dies_by_itself
-    is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends the jobs that it starts.
+    is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler itself ends the jobs that it starts.
     is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not is_armed
     return "not armed yet" if is_waited_for else planned.partition(",")[0]
 
@@ -140,7 +140,7 @@ def held_word(state: RunState) -> str:
 
 
 def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
-    """Return the same row as data for programs."""
+    """Return the facts of the same row as data for programs."""
     state = sight.state
     return {
         "run": sight.folder.name,
@@ -166,7 +166,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
 
 
 def _last_step(sight: Sight) -> int | None:
-    """Return the step of the latest event; only the end of the file is read."""
+    """Return the step of the latest event with a step. Only the end of the file is read."""
     try:
         with open_regular(sight.folder.events) as events:
             events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))

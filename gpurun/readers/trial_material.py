@@ -17,13 +17,15 @@ from gpurun.view.report.series import Mark, RunHistory
 
 
 def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
-    """Return what the report needs about a run, in a list; for a sweep, one item for each trial that has begun."""
+    """Return what the report needs about a run; for a sweep, one item per trial that has begun, the best first."""
     whole, job = material_of(home, sight, now), sight.plan.job
     events: dict[int, list[TrialEvent]] = {}
     for event in events_of(sight.folder.events) if isinstance(job, SweepJob) else ():
         if isinstance(event, TrialEvent) and event.trial is not None:
             before = events.get(event.trial, [])
-            kept = before if event.is_restored or event.seconds else []  # A new start drops its events.
+            # Unless the event restores or continues a trial, the trial starts again, and its earlier events are
+            # dropped.
+            kept = before if event.is_restored or event.seconds else []
             events[event.trial] = [*kept, later_of_trial(before[-1] if before else None, event)]
     if not isinstance(job, SweepJob) or not events:
         return [whole]

@@ -1,7 +1,7 @@
 """Finds a run's downloaded checkpoints, and runs the trainer's programs on them in a child process.
 
-gpurun itself never loads tensors. The trainer does so with torch, in its own process, and only from files whose digests
-are the same as when they were downloaded.
+gpurun itself never loads tensors. The trainer does that with torch, in its own process, and only from files whose
+digests are the same as when they were downloaded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpurun.jobs.trainer import CHANGED
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
 
-# The kinds of file for generating text and exporting, which do not need the optimiser's state.
+# The kinds of file that generating text and exporting need. They do not need the optimiser's state.
 _NEEDED = ("weights", "state")
 MEMORY_BYTES = 8 << 30
-"""The memory that torch may use in addition to the weights, including GPU libraries."""
+"""The memory that torch may use in addition to the weights. This includes GPU libraries."""
 _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
 
 
 @dataclass(frozen=True)
 class HomeCheckpoint:
-    """A complete downloaded checkpoint: its step, its weights file, its data's folder and the plan's recipe.
+    """A complete downloaded checkpoint: its step, its weights file, the folder of its data, and the plan's recipe.
 
     `trainer` is the run's copy of a modified trainer, because only that trainer knows its model; None for gpurun's own.
     """
@@ -50,7 +50,7 @@ class HomeCheckpoint:
 def find_checkpoint(sight: Sight, reference: str) -> HomeCheckpoint:
     """Return the checkpoint `reference` (`best`, `last` or a name) after verifying its digests.
 
-    UsageError if it does not exist, VerificationFailed if a file is missing or was altered.
+    Raise UsageError if it does not exist, and VerificationFailed if a file is missing or was altered.
     """
     name = sight.folder.name
     if not sight.plan.job.terms.has_model:
@@ -76,7 +76,7 @@ def find_checkpoint(sight: Sight, reference: str) -> HomeCheckpoint:
 
 
 def _downloaded_files(sight: Sight) -> dict[str, Any]:
-    """Return the recorded download; for an unfinished run, the files here that the machine's latest list contains."""
+    """Return the recorded download; without one, for an unfinished run, local files that are in the machine's list."""
     recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
@@ -104,7 +104,7 @@ def steps_at_home(sight: Sight) -> list[int]:
 
 
 def _complete_checkpoints(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the files needed to use checkpoints, and the steps whose files were all downloaded."""
+    """Return the files needed to use checkpoints, and the steps for which all these files were downloaded."""
     files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
     kinds = {
         step: {file["kind"] for file in files if file["step"] == step} for step in {entry["step"] for entry in files}
@@ -113,7 +113,7 @@ def _complete_checkpoints(collected: dict[str, Any]) -> tuple[list[dict[str, Any
 
 
 def _verified_path(sight: Sight, file: dict[str, Any]) -> Path:
-    """Return the path of a downloaded file after checking its digest; VerificationFailed if it was altered."""
+    """Return the path of a downloaded file after checking its digest. Raise VerificationFailed if it was altered."""
     path: Path = sight.folder.artifacts / file["name"]
     hint = f"gpurun audit {sight.folder.name} shows what else was changed; another checkpoint may be intact."
     try:
@@ -131,8 +131,9 @@ def _verified_path(sight: Sight, file: dict[str, Any]) -> Path:
 def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **inputs: Any) -> str:
     """Run `python -m MODULE`, a program of the checkpoint's trainer, on the checkpoint, and return its output.
 
-    The program gets the recipe from the plan, not from the checkpoint, and the values of `inputs` as JSON files; its
-    memory and time are limited. SetupError if torch is missing or the program fails, UsageError if the program refuses.
+    The program gets the recipe from the plan, not from the checkpoint, and the values of `inputs` as JSON files. Its
+    memory and time are limited. Raise SetupError if torch is missing or the program fails, and UsageError if the
+    program refuses.
     """
     if find_spec("torch") is None:
         hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
@@ -152,7 +153,8 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
             raise SetupError("trainer.too_long", what, hint=hint) from None
     if refusal := ended.refusal:
         hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
-        begun = refusal.split(maxsplit=1)[0]  # Capitalise the first word of a sentence, but not a key or a file name.
+        # Capitalise the first word if it is an ordinary word, but not if it is a key or a file name.
+        begun = refusal.split(maxsplit=1)[0]
         what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
         raise UsageError("trainer.refused", what, hint=hint)
     if ended.code:

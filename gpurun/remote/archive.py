@@ -1,8 +1,8 @@
-"""The upload as a tar stream: the same bytes for the same files, made in one pass, and never with a secret in it.
+"""Makes the upload as a tar stream: the same bytes for the same files, in one pass, and never with a secret.
 
-`survey` first checks every file: its name, its kind, and its content for the form of a key. Files that must not leave
-this machine are listed by name, and then nothing is packed. The stream carries each file, and its digest in a trailing
-manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
+`survey` first checks each file's name and kind, and searches its content for keys. Files that must not leave this
+computer are listed by name, and then nothing is packed. The stream contains each file and, at its end, a manifest with
+all digests. The manifest's own sha256 is the name of the whole pack (docs/FORMATS.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEFT_OUT = frozenset(
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The content of a file that is not here: the machine downloads it, and identifies it by its digest."""
+    """The content of a file that is not on this computer: the machine downloads it and checks its digest."""
 
     sha256: str
 
@@ -54,9 +54,9 @@ Source = str | bytes | Elsewhere
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file as it was surveyed: its name in the pack, its size, and a stamp that shows whether it has changed since.
+    """A surveyed file: its name in the pack, its size, and a stamp that shows whether it has changed since.
 
-    `source` is its path, its content, or a reference to its content elsewhere.
+    `source` is the file's path, its content, or a reference to content elsewhere.
     """
 
     name: str
@@ -66,7 +66,7 @@ class PackedFile:
 
     @property
     def is_here(self) -> bool:
-        """Return whether the content is on this machine, so that it can be sent from here."""
+        """Return whether the content is on this computer and can be sent from it."""
         return not isinstance(self.source, Elsewhere)
 
 
@@ -92,7 +92,7 @@ class Survey:
         return sum(file.bytes for file in self.files)
 
     def demand_clean(self) -> None:
-        """Raise UsageError with the paths that must not be uploaded, if there are any."""
+        """Raise UsageError with the paths that must not be uploaded, if any."""
         if not self.refusals:
             return
         first, more = self.refusals[0], len(self.refusals) - 1
@@ -104,11 +104,11 @@ class Survey:
 
 
 def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
-    """Return the files that would be packed; `allowed` absolute paths are packed even if they look like secrets.
+    """Return the files that would be packed. The absolute paths in `allowed` are packed even if they look like secrets.
 
     Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (with everything in it) or bytes. A
-    source may itself be reached through a link; below it links are never followed. Caches and version control are left
-    out; unreadable or missing files are refused.
+    source itself may be reached through a link, but links below it are never followed. Caches and version control are
+    left out. Unreadable or missing files are refused.
     """
     files: list[PackedFile] = []
     refusals: list[RefusedPath] = []
@@ -118,7 +118,7 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
         else:
             found: list[PackedFile] = []
             _look(name, str(source.resolve()), allowed, found, refusals)
-            # An explicit source for a name outranks a folder's file of that name.
+            # An explicit source for a name takes precedence over a folder's file of that name.
             files += [file for file in found if file.name == name or file.name not in sources]
     if len(files) > MOST_FILES:
         raise UsageError(
@@ -154,7 +154,7 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
 
 
 def _objection_to_name(name: str, is_allowed: bool) -> tuple[str, str] | None:
-    """Return why a file of this name must not be uploaded, as error code and reason; None if it may be."""
+    """Return why a file with this name must not be uploaded, as error code and reason; None if it may be."""
     if is_named_like_secret(name) and not is_allowed:
         return "pack.secret", "its name suggests that it holds a key or password"
     if not name.isprintable() or "\\" in name:
@@ -163,7 +163,7 @@ def _objection_to_name(name: str, is_allowed: bool) -> tuple[str, str] | None:
 
 
 def _objection_to_kind(mode: int) -> tuple[str, str] | None:
-    """Return why a file of this mode must not be uploaded; None for a regular file or a folder."""
+    """Return why a file with this mode must not be uploaded, as error code and reason; None for a regular file."""
     if stat.S_ISLNK(mode):
         return "pack.link", "it is a symbolic link, and links are never followed"
     if not stat.S_ISREG(mode):
@@ -185,7 +185,7 @@ def _stamp(facts: os.stat_result) -> tuple[int, ...]:
 class Pack:
     """The pack of the files in a survey, and how much of them has been read.
 
-    `known` has the sha256 of every file read completely so far, by name; `sent_bytes` is the compressed size so far.
+    `known` maps the name of each completely read file to its sha256. `sent_bytes` is the compressed size so far.
     """
 
     survey: Survey
@@ -199,9 +199,9 @@ class Pack:
         self.known |= {name: source.sha256 for name, source in elsewhere if isinstance(source, Elsewhere)}
 
     def stream(self, codec: Codec = "zstd") -> Iterator[bytes]:
-        """Yield the pack in chunks of about 1 MB, from its beginning at each call, in constant memory.
+        """Yield the pack from its beginning, in chunks of about 1 MB and in constant memory.
 
-        UsageError if the survey has refusals, or if a file has changed since the survey (`pack.changed`).
+        Raise UsageError if the survey has refusals, or if a file has changed since the survey (`pack.changed`).
         """
         compressor = _compressor(codec)
         for block in self._tar():
@@ -210,7 +210,7 @@ class Pack:
         yield compressor.flush()
 
     def name(self) -> str:
-        """Return the sha256 of the manifest, by reading every file once without sending anything."""
+        """Return the sha256 of the manifest. This reads every file once, and sends nothing."""
         for _ in self._tar():
             continue
         assert self.manifest_sha256 is not None
@@ -227,14 +227,14 @@ class Pack:
         yield _header(MANIFEST_NAME, len(manifest)) + manifest + padding + bytes(2 * tarfile.BLOCKSIZE)
 
     def manifest(self) -> bytes:
-        """Return the manifest, once every file is known; its own sha256 is then `manifest_sha256`."""
+        """Return the manifest, once every file is known. Set `manifest_sha256` to its sha256."""
         files = [{"name": f.name, "bytes": f.bytes, "sha256": self.known[f.name]} for f in self.survey.files]
         content = canonical({"v": 1, "files": files})
         self.manifest_sha256 = hashlib.sha256(content).hexdigest()
         return content
 
     def _entry(self, file: PackedFile) -> Iterator[bytes]:
-        """Yield header, content and padding of one file, read once."""
+        """Yield the header, content and padding of one file, which is read once."""
         yield _header(file.name, file.bytes)
         digest = hashlib.sha256()
         for block in read_blocks(file):
@@ -246,7 +246,7 @@ class Pack:
 
 
 def read_blocks(file: PackedFile) -> Iterator[bytes]:
-    """Yield a file's content in blocks; UsageError if it differs from the surveyed file."""
+    """Yield a file's content in blocks. Raise UsageError if it differs from the surveyed file."""
     for offset in range(0, max(1, file.bytes), _BLOCK_BYTES):
         yield content_at(file, offset, min(file.bytes - offset, _BLOCK_BYTES))
     demand_unchanged(file)
@@ -264,7 +264,7 @@ def demand_unchanged(file: PackedFile) -> None:
 
 
 def content_at(file: PackedFile, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a file, beginning at `offset`; UsageError if it has changed or cannot be read."""
+    """Return `size` bytes of a file, beginning at `offset`. Raise UsageError if it has changed or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
     if isinstance(file.source, Elsewhere):
@@ -275,7 +275,7 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
             content = os.pread(descriptor, size, offset)
             while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
                 content += more
-            # Checked after reading, which also reveals an earlier change.
+            # This is checked after reading, so that an earlier change is noticed too.
             if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
                 raise _changed(file.source)
         finally:
@@ -299,7 +299,7 @@ def _changed(path: str) -> UsageError:
 
 
 def _header(name: str, size: int) -> bytes:
-    """Return one tar header; everything except name and size is the same for every file."""
+    """Return a file's tar header. Everything in it except name and size is the same for every file."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
@@ -326,7 +326,7 @@ def is_named_like_secret(name: str) -> bool:
 
 
 def secret_in(blocks: Iterable[bytes]) -> str:
-    """Return the kind of key in the content, "" if none was found; the content is read once, in blocks."""
+    """Return the kind of key in the content, "" if none was found. The content is read once, in blocks."""
     stream = iter(blocks)
     first = next(stream, b"")
     opener = next((opener for magic, opener in forms.PACKED.items() if first.startswith(magic)), None)
@@ -355,7 +355,7 @@ def _form_in(content: bytes) -> str:
 
 
 def _has_private_key(content: bytes) -> bool:
-    """Return whether binary content holds a private key, in bytes or in UTF-16."""
+    """Return whether binary content contains a private key, in bytes or in UTF-16."""
     if b"PRIVATE KEY-----" in content and forms.KEY_IN_BINARY.search(content):
         return True
     is_wide = any(word in content for word in forms.WIDE_PRIVATE_KEYS)
@@ -379,7 +379,7 @@ class _Blocks(io.RawIOBase):
 
 
 def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed content, at most MOST_UNPACKED_BYTES; stop without an error where the file is damaged."""
+    """Yield the decompressed content, at most MOST_UNPACKED_BYTES. If the file is damaged, stop without an error."""
     with opener(io.BufferedReader(_Blocks(blocks))) as file:
         for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):
             try:

@@ -1,4 +1,4 @@
-"""Calls the agent on a machine: one typed method for each of its verbs. Every answer is checked."""
+"""Calls the agent on a machine: one typed method for each of the agent's verbs. Every reply is checked."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from gpurun.remote.upload import send_pack
 AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 EACH_NODE = ("pilot.sh", "nodes")
-"""The arguments of `sh`, in a job's folder, that run a command on each of its nodes (providers/slurm/pilot.sh)."""
+"""The arguments of `sh` that run a command on each node of a job, in the job's folder (providers/slurm/pilot.sh)."""
 ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
 """The same for a user's command, which gets a signal when it must stop."""
 IN_IMAGE, PYTHON_IN_IMAGE = "in-image", "in-image-python"
-"""Scripts that pilot.sh writes: they run their arguments, or a Python with them, in the job's image."""
+"""Scripts that pilot.sh writes. They run their arguments, or a Python with them, in the job's image."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
 LOOK_S = 180
@@ -58,17 +58,17 @@ LOOK_S = 180
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
-_LANE_BYTES = 8 << 20  # A smaller share of a file is not worth another login.
+_LANE_BYTES = 8 << 20  # If a lane's share of a file is smaller, another login takes longer than it saves.
 _SHARED_LANES = 3
 MOST_LANES = 8
-# Before a program runs, a server's kernel may delay its answer by this much: a short round trip may look this long.
+# A server's kernel may delay a reply by this much before a program runs, so a short round trip may look this long.
 DELAYED_ANSWER_S = 0.04
 SHORT_S = 0.01
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes of a growing file, beginning at `offset`; the whole file had `size` bytes at that time."""
+    """Bytes of a growing file, from `offset` on; the whole file had `size` bytes at that time."""
 
     offset: int
     data: bytes
@@ -91,9 +91,9 @@ class FarSide:
     def __init__(
         self, machine: Machine, python: str = "python3", private: Machine | None = None, job_python: str = ""
     ) -> None:
-        """Talk to the agent over `machine`; use `private` for secrets if `machine` stores standard input on disk.
+        """Talk to the agent over `machine`. If `machine` stores standard input on disk, use `private` for secrets.
 
-        `python` runs the agent. `job_python` is the path of the job's Python if that is known to be a different one.
+        `python` runs the agent. `job_python` is the path of the job's Python, if that is known to be another one.
         """
         self._machine = machine
         self._private = private
@@ -101,20 +101,20 @@ class FarSide:
         self._job_python = job_python or (python if "/" in python else "")
 
     def answers(self, limit_s: float) -> bool:
-        """Return whether the machine answers within `limit_s` seconds; False if it cannot be checked."""
+        """Return whether the machine replies within `limit_s` seconds; False if that cannot be checked."""
         return isinstance(self._machine, Answers) and self._machine.answers(limit_s)
 
     def install_agent(self) -> None:
-        """Upload the agent and read it back."""
+        """Upload the agent, and check its digest on the machine."""
         self._put("agent.pyz", agent_zip())
         if words := self._agent_amiss():
             raise FarRefusal("agent_damaged", f"agent.pyz arrived damaged: {words}")
 
     def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> MachineFacts:
-        """Return the machine's facts; importing torch there may take minutes on a cold disk.
+        """Return the machine's facts. This may take minutes, because the machine imports torch from a cold disk.
 
-        If `python`, or else this object's Python, is a path, torch is looked for only in that Python.
-        `on_wait` is called with the seconds waited so far, and with what the machine is waiting for.
+        If `python`, or else this object's Python, is a path, only that Python is searched for torch. `on_wait` is
+        called with the seconds waited so far, and with what the machine is waiting for.
         """
         chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
@@ -122,16 +122,16 @@ class FarSide:
         return parse_message(MachineFacts, line)
 
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
-        """Return which top-level modules the job's Python cannot find, without importing them; call `hello` first."""
+        """Return which top-level modules the job's Python cannot find. None is imported. Call `hello` first."""
         path = ["--path", python_path] if python_path else []
         path += ["--python", self._job_python] if self._job_python else []
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
         return parse_message(Missing, line)
 
     def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> LinkSpeed:
-        """Return the hardware of a job's nodes, and the speed between them, as measured by trainer/network.py.
+        """Return the hardware of a job's nodes and the speed between them, as measured by trainer/network.py.
 
-        FarRefusal NODES_SILENT if not all of them answered.
+        Raise FarRefusal NODES_SILENT if not all nodes reply.
         """
         self._put("network.py", program)
         words = [*EACH_NODE, python, "-m", TORCHRUN, f"--nproc-per-node={processes_per_node}", "network.py"]
@@ -148,31 +148,31 @@ class FarSide:
         on_progress: Callable[[int], None] | None = None,
         timeout_s: float = 3600.0,
     ) -> Shipped:
-        """Upload a pack; afterwards all files are in place and verified there, or none is (`remote.upload`)."""
+        """Upload a pack. Afterwards all its files are in place and verified, or none is (`remote.upload`)."""
         return send_pack(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
 
     def start(self, job: Mapping[str, Any]) -> Started:
-        """Start the job (docs/FORMATS.md has its keys) unless it was started.
+        """Start the job (docs/FORMATS.md has its keys) unless it was started before.
 
-        If it was started before, the call can only shorten its lease. FarRefusal `other_job` if a job with another run,
-        argv, cwd or env was started.
+        If it was, the call can only shorten its lease. Raise FarRefusal `other_job` if a job with another run, argv,
+        cwd or env was started.
         """
         self._put("job.json", canonical(dict(job)))
         return parse_message(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
     def hand_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Hand over the values of --secret for the job that is started next."""
+        """Send the values of --secret for the job that is started next."""
         far = self if self._private is None else FarSide(self._private, self._python)
         far.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
 
     def _agent_amiss(self) -> str:
-        """Check the uploaded agent's digest; return "" if it is right, else the output of the check."""
+        """Check the uploaded agent's digest. Return "" if it is right, else the output of the check."""
         reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
         is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
         return "" if is_same else _words(reply.stderr)
 
     def let_push(self, order: bytes) -> None:
-        """Give the agent an order with secret URLs to push checkpoints to; it replaces an earlier order."""
+        """Give the agent an order with secret URLs for pushing checkpoints. It replaces an earlier order."""
         self._put("agent/push.json", order)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -195,11 +195,11 @@ class FarSide:
         return Poll(answer.status, chunks)
 
     def doors(self) -> Doors:
-        """Return how people reach a dev box: its host name, its folder, and JupyterLab's address."""
+        """Return how users reach a dev box: its host name, its folder, and JupyterLab's address."""
         return parse_message(Doors, self.ask("doors")[0])
 
     def unsaved(self) -> Unsaved:
-        """Return what the end of a dev box would destroy, and how many terminals are open on it."""
+        """Return what the end of a dev box would destroy, and how many terminals are open on the box."""
         return parse_message(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
@@ -208,21 +208,22 @@ class FarSide:
         return parse_message(StopAnswer, line).asked
 
     def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> LeaseAnswer:
-        """Shorten the lease; return the lease that holds now, which is never longer than before."""
+        """Shorten the lease. Return the lease that is now valid, which is never longer than before."""
         line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
         return parse_message(LeaseAnswer, line)
 
     def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
-        """Make the dead-man timer, which has its files in `folder`, end the machine at `at_wall` by its clock (0: now).
+        """Make the dead-man timer in `folder` end the machine at `at_wall` by the machine's clock (0: now).
 
-        The deadline can only become earlier. MachineLost if the machine ends before it has answered.
+        The deadline can only become earlier. Raise MachineLost if the machine ends before it has replied.
         """
         return parse_message(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
 
     def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
         """Return the state of the user's set-up script, and at most `most` bytes of its log from `offset`.
 
-        The first call starts the script; no call waits for its end. The machine ends it after `limit_s` seconds.
+        The first call starts the script. No call waits for its end. The machine ends the script after `limit_s`
+        seconds.
         """
         options = ("--from", str(offset), "--most", str(most))
         line, content = self.ask("setup", *options)
@@ -236,10 +237,10 @@ class FarSide:
         return answer, content
 
     def farewell(self, *, keep_results: bool = False, keep_work: bool = False) -> int:
-        """End the trainer at once and remove the run's whole folder; return how many processes were ended.
+        """End the trainer at once, remove the run's whole folder, and return how many processes were ended.
 
-        With `keep_results` the trainer's outputs stay, with `keep_work` a command's own folder. The call may
-        be repeated, also with a full disk, because the agent is uploaded only if it is missing.
+        With `keep_results` the trainer's outputs stay, and with `keep_work` a command's own folder. The call may be
+        repeated, also on a full disk, because the agent is uploaded only if it is missing or damaged.
         """
         if self._agent_amiss():
             self.install_agent()
@@ -250,7 +251,7 @@ class FarSide:
     def manifest(self, most_bytes: int) -> Manifest:
         """Return the list of finished files, which is empty before any file is finished.
 
-        FarRefusal if a name in the list is refused, or the files have more than `most_bytes` in total.
+        Raise FarRefusal if a name in the list is not allowed, or if the files have more than `most_bytes` in total.
         """
         arriving = Whole(MOST_MANIFEST_BYTES)
         try:
@@ -262,7 +263,7 @@ class FarSide:
         return understood_manifest(arriving.content(), most_bytes)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """Download many small files, pass each to `take`; return those that no longer exist (`remote.small_files`)."""
+        """Download many small files and pass each to `take`. Return those that are gone (`remote.small_files`)."""
         return fetch_small_files(self, files, take)
 
     def fetch(
@@ -274,10 +275,10 @@ class FarSide:
         return fetch(WantedFile(name, size_bytes, sha256, on_progress, aside), into, *pulls)
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
-        """Return lanes to use in parallel: more for a longer round trip. They stay open until `close_lanes`.
+        """Return lanes for parallel use: more if the round trip is longer. They stay open until `close_lanes`.
 
-        The first ones share this object's connection, because another login takes a while; the others have
-        their own, because packet loss slows each connection separately.
+        The first lanes share this object's connection, because another login takes a while. The others have their own
+        connections, because packet loss slows each connection separately.
         """
         count = min(most, max(least, lanes_for(self.round_trip_s)))
         shared = min(count, _SHARED_LANES)
@@ -291,7 +292,7 @@ class FarSide:
 
     @contextmanager
     def many_lanes(self) -> Iterator[None]:
-        """Keep lanes open within this context, and close all of them at its end."""
+        """Keep lanes open in this context, and close all of them at its end."""
         try:
             yield
         finally:
@@ -304,7 +305,7 @@ class FarSide:
         self._lanes = ()
 
     def close(self) -> None:
-        """Close every connection; the next call makes a new one."""
+        """Close every connection. The next call makes a new one."""
         self.close_lanes()
         self._machine.close()
         if self._private is not None:
@@ -316,7 +317,7 @@ class FarSide:
         return self._machine.round_trip_s
 
     def _put(self, name: str, content: bytes) -> None:
-        """Put a file at the root of the run folder."""
+        """Write a file to the root of the run's folder."""
         crashpoint("before far.put")
         self._machine.put(name, content)
         crashpoint("after far.put")
@@ -330,7 +331,7 @@ class FarSide:
         site: bool = False,
         timeout_s: float = _QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """Make one call of the agent; return the JSON line of its answer, and the raw bytes after that line.
+        """Call the agent once. Return the JSON line of its reply, and the raw bytes after that line.
 
         With a `sink`, the raw bytes go to the sink instead. Without `site`, Python starts in half the time.
         """
@@ -354,7 +355,7 @@ class FarSide:
         sink: Take | None = None,
         timeout_s: float = _QUICK_S,
     ) -> Reply:
-        """Run the machine's Python; FarRefusal `no_python` if it has none."""
+        """Run the machine's Python. Raise FarRefusal `no_python` if it has none."""
         reply = self._machine.call([self._python, *words], stdin=stdin, sink=sink, timeout_s=timeout_s)
         if reply.exit_code in (126, 127):
             raise FarRefusal("no_python", f"The machine has no {self._python} (3.8 or newer is needed).")
@@ -362,7 +363,7 @@ class FarSide:
 
 
 class _Looking:
-    """Receives the answer to `hello`: reports the lines about what the machine waits for, and keeps the last line."""
+    """Receives the reply to `hello`: reports what the machine waits for, line by line, and keeps the last line."""
 
     def __init__(self, on_wait: Callable[[int, str], None]) -> None:
         self.line = bytearray()
@@ -381,9 +382,9 @@ class _Looking:
 
 
 def lanes_for(round_trip_s: float) -> int:
-    """Return how many lanes are worth using at a round-trip time: each carries one window of bytes per round trip.
+    """Return how many lanes to use for a round-trip time: each carries one window of bytes per round trip.
 
-    One thread per connection receives a download: with a short round trip a second lane would only delay the digest.
+    One thread per connection receives a download. With a short round trip a second lane would only delay the digest.
     """
     if round_trip_s < SHORT_S + DELAYED_ANSWER_S:
         return 1
@@ -391,7 +392,7 @@ def lanes_for(round_trip_s: float) -> int:
 
 
 def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
-    """Return the bytes of a piece, which begins at `at`; FarRefusal `nonsense` if another piece was requested."""
+    """Return the bytes of a piece that begins at `at`. Raise FarRefusal `nonsense` if another piece was requested."""
     data = content[at : at + piece.bytes]
     if piece.offset != offset or piece.bytes > most or len(data) != piece.bytes:
         raise FarRefusal("nonsense", f"The instance sent another part of {piece.name!r} than requested.")
@@ -399,14 +400,14 @@ def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes
 
 
 def _words(stderr: bytes) -> str:
-    """Return the last line of a program's error output."""
+    """Return the end of a program's error output."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
 
 
 def agent_zip() -> bytes:
-    """Return the agent as the one uploaded file: a zip that Python runs directly, the same bytes for the same sources.
+    """Return the agent as one file: a zip that Python runs directly, with the same bytes for the same sources.
 
-    It is not compressed: inflating it at every call would cost more than sending it once.
+    It is not compressed: decompressing it at every call would take longer than sending it once.
     """
     package = ["gpurun", "remote", "agent"]
     content = {"/".join([*package[:depth], "__init__.py"]): b"" for depth in (1, 2)}
@@ -415,7 +416,7 @@ def agent_zip() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as zipped:
         for name in sorted(content):
-            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is made
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Unix, wherever it is made
+            entry = zipfile.ZipInfo(name)  # Always dated 1980.
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Always made as on Unix.
             zipped.writestr(entry, content[name])
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Downloads one file: over one lane or several, resumed where it stopped, and named only when its digest is right.
+"""Downloads one file: over one or several lanes, resumable, and named only once its digest is right.
 
 `chunks.py` has the protocol.
 """
@@ -23,7 +23,7 @@ from gpurun.remote.interface import FarRefusal, MachineLost, Take
 from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, locate_file, parse_message, refusal_in
 from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, locate_notes
 
-# The time for a range on a lane, from its first byte on: each range has a start-up cost, and the last ones should end
+# The time for a range on a lane, from its first byte on. Each range takes a while to start, but all lanes should end
 # together.
 RANGE_S = 5.0
 MOST_RANGE_BYTES = 2 << 30
@@ -36,7 +36,7 @@ LEFT_FREE_BYTES = 10 * 10**9
 _REFETCHES = 3
 _PULL_S = 300.0
 
-# Requests `most` bytes from an offset on, and passes them on as they arrive; fewer may arrive.
+# Requests `most` bytes from an offset on, and passes them on as they arrive. Fewer may arrive.
 Pull = Callable[[int, int, Take], None]
 
 
@@ -55,18 +55,19 @@ class WantedFile:
     aside: bool = False
 
     def tell(self, have_bytes: int) -> None:
-        """Report how many bytes have arrived; an exception of the callback ends the download."""
+        """Report how many bytes have arrived. An exception of the callback ends the download."""
         if self.on_progress is not None:
             self.on_progress(have_bytes)
 
 
 def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
-    """Download one file to `into`/name and return its path; an existing file with the right digest is left alone.
+    """Download one file to `into`/name and return its path. An existing file with the right digest is left alone.
 
-    Each pull is a separate lane; all are used at once. Arrived content is kept in `into`/.partial under its digest, so
+    Each pull is a separate lane; all are used together. Arrived content is kept in `into`/.partial under its digest, so
     a later call fetches only the rest. A file with a wrong digest is downloaded again, up to three times.
-    CollectFailed: the digest was never right; StoreFull: the file could not be stored. Files that were verified before
-    stay unchanged. HeldElsewhere, a MachineLost: another process is downloading it.
+
+    Raise CollectFailed if the digest stays wrong, StoreFull if the file cannot be stored, and HeldElsewhere, a
+    MachineLost, if another process is downloading it. Files that were verified before stay unchanged.
     """
     target = locate_file(into, expected.name)
     if has_content(target, expected):
@@ -76,7 +77,7 @@ def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
             make_private(folder)
         name = f"{expected.sha256}.aside" if expected.aside else expected.sha256
         with Partial(into / PARTIAL_FOLDER / name, expected.size_bytes) as partial:
-            if has_content(target, expected):  # The process that was waited for has downloaded it.
+            if has_content(target, expected):  # This process waited while another one downloaded the file.
                 partial.remove()
                 return target
             _fill(partial, expected, pulls, room=lambda: room_in(into))
@@ -99,7 +100,7 @@ def has_content(target: Path, expected: WantedFile) -> bool:
 
 
 def noted_bytes(into: Path, sha256: str) -> int:
-    """Return how many bytes of a file have arrived, as recorded by the process that downloads it."""
+    """Return how many bytes of a file have arrived, according to the notes of the process that downloads it."""
     try:
         return arrived_bytes(locate_notes(into / PARTIAL_FOLDER / sha256).read_bytes())
     except OSError:
@@ -107,7 +108,7 @@ def noted_bytes(into: Path, sha256: str) -> int:
 
 
 def room_in(folder: Path) -> int:
-    """Return how many bytes may be downloaded to a folder: a twentieth of the disk, at most 10 GB, stays free."""
+    """Return how many bytes may be downloaded to a folder. A twentieth of the disk, at most 10 GB, stays free."""
     usage = shutil.disk_usage(folder if folder.exists() else folder.parent)
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
@@ -133,7 +134,7 @@ def _fill(partial: Partial, expected: WantedFile, pulls: Sequence[Pull], room: C
 
 
 class Fetching:
-    """The missing ranges of one file, and the threads that download them: one thread for each lane."""
+    """The missing ranges of one file, and the threads that download them: one for each lane."""
 
     def __init__(self, partial: Partial, expected: WantedFile, pulls: Sequence[Pull]) -> None:
         self._partial, self._expected, self._pulls = partial, expected, pulls
@@ -144,7 +145,7 @@ class Fetching:
         self._todo = deque(partial.gaps())
 
     def run(self) -> None:
-        """Download every missing range; MachineLost if some are still missing because every lane failed."""
+        """Download every missing range. Raise MachineLost if some are still missing because all lanes failed."""
         threads = [threading.Thread(target=self._pull_ranges, args=(pull,), daemon=True) for pull in self._pulls]
         syncing = threading.Thread(target=self._sync, daemon=True)
         for thread in (*threads, syncing):
@@ -166,7 +167,7 @@ class Fetching:
             raise self._lost
 
     def _sync(self) -> None:
-        """Sync the arrived bytes to disk repeatedly, so the last sync is short and a power failure loses little."""
+        """Sync the arrived bytes to disk repeatedly: the last sync is then short, and a power failure loses little."""
         while not self._stop.wait(SYNC_S):
             try:
                 self._partial.sync()
@@ -175,7 +176,7 @@ class Fetching:
                 self._stop.set()
 
     def _pull_ranges(self, pull: Pull) -> None:
-        """Download one range after another over one lane; put the rest of an interrupted range back."""
+        """Download one range after another over one lane. Put the rest of an interrupted range back."""
         fruitless, size_bytes = 0, LEAST_RANGE_BYTES
         while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
             (start, end), before = taken, self._partial.have_bytes
@@ -193,7 +194,7 @@ class Fetching:
                 self._stop.set()
 
     def _take(self, size_bytes: int) -> tuple[int, int] | None:
-        """Return the next range, about `size_bytes` long; shorter near the end, so that all lanes end together."""
+        """Return the next range, about `size_bytes` long; a shorter one near the end: all lanes should end together."""
         with self._taking:
             if not self._todo:
                 return None
@@ -207,7 +208,7 @@ class Fetching:
             return start, cut
 
     def _pull_range(self, pull: Pull, start: int, end: int) -> float:
-        """Download one range, and keep what has arrived even if it fails; return the seconds since its first byte."""
+        """Download one range and return the seconds since its first byte. If it fails, keep what has arrived."""
         taker, begun = Taker(self._partial, start), 0.0
 
         def take(block: bytes) -> None:
@@ -225,7 +226,7 @@ class Fetching:
 
 
 class _Stopped(GpurunError):
-    """Ends the calls of the lanes when this side has ended the download; caught in this module."""
+    """Ends the calls of the lanes when this process has ended the download; caught in this module."""
 
     def __init__(self) -> None:
         super().__init__("fetch.stopped", "The download was stopped.", hint="Nothing to do.")
@@ -247,7 +248,7 @@ def _cannot_store(target: Path, expected: WantedFile, error: OSError) -> StoreFu
 
 
 class Arriving:
-    """Receives the answer of `get`: keeps its first line, and passes on the bytes that the line announces."""
+    """Receives the reply to `get`: keeps its first line, and passes on the bytes that this line announces."""
 
     def __init__(self, name: str, offset: int, most: int, take: Take) -> None:
         self.line = bytearray()
@@ -259,7 +260,7 @@ class Arriving:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` if its line or its length is not as requested."""
+        """Add the next block. Raise FarRefusal `nonsense` if its line or its length is not as requested."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
@@ -284,7 +285,7 @@ class Arriving:
 
 
 class Whole:
-    """Receives an answer that begins with a line for its length and digest, and keeps the bytes that follow."""
+    """Receives a reply that begins with a line with its length and digest, and keeps the bytes that follow."""
 
     def __init__(self, most: int) -> None:
         self.line = bytearray()
@@ -293,7 +294,7 @@ class Whole:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` if more bytes arrive than are allowed."""
+        """Add the next block. Raise FarRefusal `nonsense` if more bytes arrive than are allowed."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
@@ -303,7 +304,7 @@ class Whole:
             raise FarRefusal("nonsense", f"The instance sent more than {self._most:,} bytes.")
 
     def content(self) -> bytes:
-        """Return the received bytes; FarRefusal `nonsense` if their length or digest is not the announced one."""
+        """Return the received bytes. Raise FarRefusal `nonsense` if their length or digest is not the announced one."""
         sized, content = parse_message(Sized, bytes(self.line)), bytes(self._content)
         if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's answer did not arrive complete.")
@@ -311,15 +312,15 @@ class Whole:
 
 
 class Gets(Protocol):
-    """The part of a remote side that downloads need."""
+    """The part of a `FarSide` that downloads need."""
 
     def ask(self, verb: str, *options: str, sink: Arriving, timeout_s: float) -> tuple[bytes, bytes]:
-        """Call the agent once, and write its answer to the sink."""
+        """Call the agent once, and pass its reply to the sink."""
         ...
 
 
 def fetch_part(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
-    """Request at most `most` bytes of a finished file from `offset`; pass them to `take` as they arrive."""
+    """Request at most `most` bytes of a finished file from `offset`, and pass them to `take` as they arrive."""
     sink = Arriving(name, offset, most, take)
     options = ("--name", name, "--offset", str(offset), "--most", str(most))
     far.ask("get", *options, sink=sink, timeout_s=_PULL_S)

@@ -1,4 +1,4 @@
-"""The boundary to a machine: run a program there, put a file there. Everything else is the agent's task."""
+"""The interface to a machine: run a program on it, write a file to it. The agent does everything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from gpurun.core.errors import ExitCode, GpurunError
 
-# The limit for one call's output on each stream, so that an instance cannot fill the laptop's memory.
+# The limit for each output stream of a call, so that a machine cannot fill this computer's memory.
 MOST_REPLY_BYTES = 32 << 20
 
 _HINTS_OF_ITS_DISK = {
@@ -21,35 +21,35 @@ Take = Callable[[bytes], None]
 
 
 class Sink(Protocol):
-    """Receives the answer of one agent call as it arrives: its first line is kept, the rest passed on."""
+    """Receives the reply to one call of the agent as it arrives: keeps the first line, and passes on the rest."""
 
     line: bytearray
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; an exception ends the call."""
+        """Add the next block. An exception ends the call."""
         ...
 
 
 NEEDS_PERSON = "ssh.asks"
-"""The code of a MachineLost if the login needs an answer from a person, so that retrying cannot help."""
+"""The code of a MachineLost if the login asks the user something, so that trying again cannot help."""
 
 
 class MachineLost(GpurunError):
-    """The machine did not answer. It may be gone, and the request may have been carried out: ask again."""
+    """The machine did not reply. It may be gone, and the request may have been carried out: ask again."""
 
     def __init__(self, what: str, *, code: str = "machine.lost", hint: str = "") -> None:
         super().__init__(code, what, hint=hint or "gpurun asks again. If that does not help: gpurun attach RUN.")
 
 
 class FarRefusal(GpurunError):
-    """The remote side refused, or sent nonsense. `reason` is its code: disk_full, cut_stream, other_job, nonsense, …"""
+    """The agent refused, or sent nonsense. `reason` is its code: disk_full, cut_stream, other_job, nonsense, …"""
 
     def __init__(self, reason: str, message: str, *, needed_bytes: int | None = None) -> None:
         hint = _HINTS_OF_ITS_DISK.get(reason)
         usual_hint = "See the run's supervisor.log; gpurun destroy RUN ends it."
         super().__init__(f"far.{reason}", message, hint=hint or usual_hint)
         self.reason = reason
-        if hint:  # The machine's own problem, not a bug of gpurun.
+        if hint:  # The cause is the machine's state, not a bug of gpurun.
             self.exit_code = ExitCode.SETUP
         self.needed_bytes = needed_bytes
 
@@ -65,10 +65,10 @@ class Reply:
 
 @runtime_checkable
 class Answers(Protocol):
-    """A machine that can only be checked for a sign of life."""
+    """A machine of which this can be checked: does it reply?"""
 
     def answers(self, limit_s: float) -> bool:
-        """Return whether this very machine, and no other at its address, answers within `limit_s`."""
+        """Return whether exactly this machine, and no other one at its address, replies within `limit_s`."""
         ...
 
 
@@ -78,24 +78,24 @@ class Machine(Protocol):
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
     ) -> Reply:
-        """Run a program in the folder, feed it, and wait for its end.
+        """Run a program in the folder, send it its input, and wait for its end.
 
-        With a `sink` its standard output is passed on as it arrives, from another thread, and is not in the
-        reply. An exception of `stdin` or `sink` ends the program and is raised here. MachineLost if the machine
-        cannot be reached, the time is over, or more than MOST_REPLY_BYTES came back.
+        With a `sink` the program's standard output is passed on as it arrives, from another thread, and is not in the
+        reply. An exception of `stdin` or `sink` ends the program and is raised here. Raise MachineLost if the machine
+        cannot be reached, the time is over, or more than MOST_REPLY_BYTES arrive.
         """
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder as a whole, creating its parents. MachineLost if it cannot be reached."""
+        """Replace a whole file of the folder, and create its parents. Raise MachineLost if that fails."""
         ...
 
     def lane(self) -> Machine:
-        """Return another connection to the same folder, for one more thread; it connects at first use."""
+        """Return another connection to the same folder, for one more thread. It connects at its first use."""
         ...
 
     def close(self) -> None:
-        """Close the connection, if there is one; the next call makes a new one."""
+        """Close the connection, if there is one. The next call makes a new one."""
         ...
 
     @property

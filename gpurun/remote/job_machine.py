@@ -1,7 +1,7 @@
-"""Runs programs in a job of a cluster: each call is written to a folder that the login node and the job share.
+"""Runs programs in a job of a cluster: each call is a folder in a folder that the login node and the job share.
 
-The job's own first program (`providers/slurm/pilot.sh`) picks it up, so that its processes belong to the job and end
-with it, and the GPUs that it sees are the job's.
+The job's own first program (`providers/slurm/pilot.sh`) picks the call up. So the call's processes belong to the job
+and end with it, and they see the job's GPUs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gpurun.remote.interface import Machine, MachineLost, Reply, Take
 NOT_TAKEN = 75
 KILL_S = 5
 TAKEN_S = 60
-"""How many seconds a call may wait until the job picks it up: it does so at once, unless the file system lags."""
-# $1 the call's name, $2 the command line, $3 the tenths of a second to wait for its end, and $4 how many of them are
-# left when it must have been picked up. The folder is listed each time, because a shared file system may cache a
-# missing name for a minute.
+"""How many seconds a call may wait until the job picks it up. That happens at once, unless the file system lags."""
+# $1 the call's name, $2 the command line, $3 the tenths of a second to wait for the call's end, $4 how many of these
+# are left when the job must have picked the call up. The folder is listed each time, because a shared file system may
+# cache for a minute that a name is missing.
 _CALL = f"""
 call="calls/$1"
 mkdir -p calls "$call.new" && printf '%s\n' "$2" >"$call.new/call" && cat >"$call.new/in" &&
@@ -38,15 +38,15 @@ rm -rf "$call.done"
 exit "$code"
 """
 
-# As in the pilot: `module` and conda are functions of a login shell, and nothing runs without the set-up.
+# As in the pilot: `module` and conda are functions of a login shell, and nothing runs before the set-up.
 _LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -lc "$0" "$@"; exec sh -c "$0" "$@"'
 _SET_UP = 'eval "$0" </dev/null >&2 || exit; exec "$@"'
-# srun takes no N_K for a job: each of several of one sbatch has a number of its own as well.
+# srun does not accept N_K as a job: each of several jobs of one sbatch also has a number of its own.
 _OF_SEVERAL = 'job=$(squeue -h -j "$0" -o %A) && exec srun --overlap --jobid="$job" "$@"'
 
 
 class JobMachine:
-    """Runs programs in a job, over a machine whose folder is the job's own on the login node.
+    """Runs programs in a job, through a machine whose folder is the job's folder on the login node.
 
     `find` returns that machine at the first call, and may raise MachineLost.
     """
@@ -58,7 +58,7 @@ class JobMachine:
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
     ) -> Reply:
-        """See `Machine.call`; the program's output arrives once it has ended."""
+        """See `Machine.call`. The program's output arrives once the program has ended."""
         limit_s = max(1, ceil(timeout_s))
         command = f"exec timeout -k {KILL_S} {limit_s} {shlex.join(argv)}"
         tenths = (10 * limit_s, 10 * max(0, limit_s - TAKEN_S))
@@ -93,15 +93,15 @@ class JobMachine:
 
 
 def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
-    """Return the beginning of a command line that runs the rest as a step of a job; `more` are options of srun."""
+    """Return the beginning of a command line that runs the rest as a step of a job. `more` are options of srun."""
     start = ["sh", "-c", _OF_SEVERAL, number] if "_" in number else ["srun", "--overlap", f"--jobid={number}"]
     step = [*start, "--nodes=1", "--ntasks=1", "--quiet", *more]
-    # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
+    # Without a setup `true` is used, not a colon: srun takes a single colon for the end of a component.
     return [*step, f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
 
 
 class JobStep(JobMachine):
-    """Runs programs in a job as separate steps: slower, but their standard input is not on a shared disk.
+    """Runs programs in a job as separate steps: slower, but their standard input is not written to a shared disk.
 
     `number` is the job's number, `folder` is where programs run, `setup` is a shell line that runs first.
     """

@@ -1,4 +1,4 @@
-"""Key pairs in OpenSSH's form: the two of a run (for login, and for recognising the host), and the user's own key."""
+"""Key pairs in OpenSSH's format: a run's two pairs (one to log in, one for the host), and the user's own key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpurun.core.untrusted import error_words
 
 COMMENT = "gpurun"
 AGENT = "agent"
-"""Used in place of a private key file: any key that the user's SSH agent holds."""
+"""Used instead of a private key file: any key that the user's SSH agent holds."""
 _DIGEST = "SHA256:"
 _PUBLIC = ("ssh-", "ecdsa-", "sk-")
 
 
 def make_keys(folder: Path) -> RunKeys:
-    """Return the key pairs in `folder` (client, client.pub, host, host.pub); missing ones are made.
+    """Return the key pairs in `folder` (client, client.pub, host, host.pub). Missing ones are created.
 
-    Both private keys are on disk, mode 0600, before it returns, so that after a crash the same keys are used again. An
-    existing unreadable key is a SetupError, never replaced, because a machine may have the other half.
+    Both private keys are on disk, with mode 0600, before this returns, so that the same keys are used after a crash. An
+    existing key that cannot be read raises SetupError and is never replaced, because a machine may have the other half.
     """
     make_private(folder)
     with exclusive(folder / ".lock"):
@@ -37,16 +37,16 @@ def make_keys(folder: Path) -> RunKeys:
 
 
 def forget_client_key(folder: Path) -> None:
-    """Delete the private key for login; harmless if it is gone, or was never made."""
+    """Delete the private key that logs in, if it exists."""
     (folder / "client").unlink(missing_ok=True)
     if folder.is_dir():
         fsync_folder(folder)
 
 
 def fingerprint(public: str) -> str:
-    """Return the SHA256 fingerprint of a public key, as ssh-keygen prints it; a fingerprint is returned unchanged.
+    """Return the SHA256 fingerprint of a public key, as ssh-keygen prints it.
 
-    Anything else is a UsageError.
+    A fingerprint is returned without padding. Raise UsageError for anything else.
     """
     words = public.split()
     if len(words) == 1 and words[0].startswith(_DIGEST):
@@ -67,7 +67,7 @@ def fingerprint(public: str) -> str:
 
 
 def public_part(path: Path) -> bytes | None:
-    """Return the key of a public file (KEY.pub), which selects one of an agent's keys; None for any other file."""
+    """Return the key in a public file (KEY.pub), which selects one of an agent's keys; None for any other file."""
     try:
         words = _text(path.read_bytes()).split()
     except OSError:
@@ -76,9 +76,9 @@ def public_part(path: Path) -> bytes | None:
 
 
 def private_key(path: Path) -> tuple[str, str]:
-    """Return the type of the private key in a file, and the key in OpenSSH's form; all forms that OpenSSH reads work.
+    """Return the type of the private key in a file, and the key in OpenSSH's format.
 
-    SetupError if the key cannot be used.
+    All formats that OpenSSH reads are accepted. Raise SetupError if the key cannot be used.
     """
     why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
     try:
@@ -97,13 +97,13 @@ def private_key(path: Path) -> tuple[str, str]:
 
 
 def _text(content: bytes) -> str:
-    """Return the text of a file, which may come from a Windows editor."""
+    """Return the text of a file, which may be from a Windows editor."""
     is_wide = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
 def _as_openssh(text: str) -> tuple[str, str]:
-    """Return the type and the text in OpenSSH's form; TypeError if it has a passphrase."""
+    """Return a private key's type, and its text in OpenSSH's format. Raise TypeError if it has a passphrase."""
     from cryptography.hazmat.primitives import serialization as form
 
     load = form.load_ssh_private_key if "BEGIN OPENSSH" in text else form.load_pem_private_key
@@ -114,7 +114,7 @@ def _as_openssh(text: str) -> tuple[str, str]:
 
 
 def _pair(folder: Path, name: str) -> tuple[str, str]:
-    """Return the public line and the private text of one key, which is made if it is missing."""
+    """Return the public line and the private text of one key. A missing key is created."""
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -137,7 +137,7 @@ def _pair(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _decoded(text: str) -> bytes | None:
-    """Decode base64, with or without its padding; None if invalid."""
+    """Return the decoded base64, with or without its padding; None if it is invalid."""
     try:
         return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""This machine as the remote side: the same calls as over SSH, in a separate folder for the instance."""
+"""This computer in the role of a remote machine: the same calls as over SSH, in a folder for the instance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRAIN_S = 5.0
 
 
 class LocalMachine:
-    """Runs programs in `folder`, each in its own session, marked with the instance's token and without any secret."""
+    """Runs programs in `folder`, each in its own session, with the instance's token and without any secret."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class LocalMachine:
         return Reply(exit_code, bytes(threads.stdout), bytes(threads.stderr))
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder as a whole; never create the folder: its absence proves the destruction."""
+        """Replace a whole file of the folder. The folder is never created: its absence proves that it was destroyed."""
         if not self._folder.is_dir():
             raise MachineLost(f"The local instance in {self._folder} is gone.")
         target = self._folder / path
@@ -73,7 +73,7 @@ class LocalMachine:
             raise FarRefusal(reason, f"{target} cannot be written: {error.strerror}.") from error
 
     def lane(self) -> LocalMachine:
-        """See `Machine.lane`: every call is a process of its own."""
+        """See `Machine.lane`: each call is a separate process."""
         return self
 
     def close(self) -> None:
@@ -86,14 +86,14 @@ class LocalMachine:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill a program and the processes of its session; harmless after its end."""
+    """Kill a program and the processes of its session, unless it has ended."""
     if child.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
 
 
 class _Threads:
-    """Feeds a program and drains both of its outputs in parallel, so that no full pipe can block the other."""
+    """Writes a program's input and reads both its outputs in parallel, so that no full pipe can block the others."""
 
     def __init__(self, child: subprocess.Popen[bytes], stdin: Iterable[bytes] | None, sink: Take | None) -> None:
         self.stdout, self.stderr = bytearray(), bytearray()
@@ -110,7 +110,7 @@ class _Threads:
             thread.start()
 
     def join(self) -> None:
-        """Wait for the threads once the program has ended."""
+        """Wait for the threads, once the program has ended."""
         for thread in self._all:
             thread.join(_DRAIN_S)
 
@@ -120,11 +120,11 @@ class _Threads:
                 pipe.write(chunk)
             pipe.close()
         except BrokenPipeError:
-            with suppress(BrokenPipeError):  # The program ended before reading everything; its output says why.
+            with suppress(BrokenPipeError):  # The program ended before it read everything; its output says why.
                 pipe.close()
         except BaseException as error:  # noqa: BLE001 - raised again in `call`, on the caller's thread
             self.error = error
-            _kill(self._child)  # Before the pipe is closed, so that half a pack never looks complete.
+            _kill(self._child)  # The pipe is still open, so that half a pack never looks complete.
 
     def _drain(self, pipe: IO[bytes], into: bytearray, sink: Take | None) -> None:
         with pipe:

@@ -12,18 +12,18 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]
 Text = Annotated[str, Field(max_length=500)]
 Words = Annotated[str, Field(max_length=500), AfterValidator(safe_line)]
-"""Output of programs on the machine, made harmless for messages."""
+"""Output of programs on the machine, made safe for messages."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class MachineAnswer(BaseModel):
-    """One answer: strict types, known keys only, no NaN."""
+    """One reply: strict types, only known keys, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class Gpu(MachineAnswer):
-    """One CUDA device; `error` says how a small test kernel on it failed."""
+    """One CUDA device. `error` says how a small test kernel failed on it."""
 
     name: Text
     memory_bytes: Count
@@ -34,9 +34,9 @@ class Gpu(MachineAnswer):
 
 
 class CardFacts(MachineAnswer):
-    """One GPU as reported by nvidia-smi; `ecc_errors` are the uncorrected ones since the driver was loaded.
+    """One GPU as reported by nvidia-smi. `ecc_errors` are the uncorrected errors since the driver was loaded.
 
-    `used_bytes` of its memory were in use before the job, by the processes `holders`, as far as those are visible.
+    `used_bytes` of its memory were used before the job, by the processes `holders`, as far as those are visible.
     """
 
     name: Text
@@ -50,7 +50,7 @@ class CardFacts(MachineAnswer):
 
 
 class FailedTorchLook(MachineAnswer):
-    """A Python in which torch did not work, and its last output; `answered` is false if the time limit was reached."""
+    """A Python in which torch did not work, and its last output. `answered` is False after the time limit."""
 
     python: Words
     answered: bool
@@ -65,10 +65,10 @@ class Packages(MachineAnswer):
 
 
 class Torch(MachineAnswer):
-    """The Python that has torch; `cuda` is torch's CUDA version, or None if no device can be used.
+    """The Python that has torch. `cuda` is torch's CUDA version, or None if no device can be used.
 
-    `built_for` is the CUDA version that torch was built for, `archs` the GPU architectures; `error` says why torch
-    cannot use the devices. `packages` are the packages in that Python, after --setup.
+    `built_for` is the CUDA version that torch was built for, and `archs` are the GPU architectures. `error` says why
+    torch cannot use the devices. `packages` are the packages in that Python, after --setup.
     """
 
     found: bool
@@ -88,7 +88,7 @@ _Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
 class Exported(MachineAnswer):
-    """Names of variables that a login on the machine exports: passed to the job, withheld, and possible keys."""
+    """Names of variables that a login exports: those passed to the job, those withheld, and possible keys."""
 
     passed: _Names = ()
     withheld: _Names = ()
@@ -102,13 +102,13 @@ class _Waiting(MachineAnswer):
 
 
 class Looking(MachineAnswer):
-    """How long the first look has taken, and which Pythons it waits for."""
+    """How long the search for torch has taken, and which Pythons it waits for."""
 
     looking: _Waiting
 
 
 class Missing(MachineAnswer):
-    """The modules that the job's Python cannot find; `note` says what could not be determined."""
+    """The modules that the job's Python cannot find. `note` says what could not be determined."""
 
     python: Words
     missing: _Names
@@ -136,16 +136,16 @@ class MachineFacts(MachineAnswer):
 
 
 class Node(MachineAnswer):
-    """One node of a job, and the CUDA devices that torch can use there."""
+    """One node of a job, and the CUDA devices that torch can use on it."""
 
     name: Text
     devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
 
 
 class LinkSpeed(MachineAnswer):
-    """The result of an all-reduce over all nodes of a job: the speed of each process, in GB/s.
+    """The result of an all-reduce over all nodes of a job: the speed of each process in GB/s.
 
-    None if a node has fewer devices than processes: then nothing was measured.
+    The speed is None if a node has fewer devices than processes: then nothing was measured.
     """
 
     nodes: Annotated[tuple[Node, ...], FailFast(), Field(max_length=1024)]

@@ -1,4 +1,4 @@
-"""The messages that the remote side may send. It may be hostile, so a wrong shape, size or name is refused."""
+"""The messages that the agent may send. The machine may be hostile, so a wrong shape, size or name is refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpurun.remote.machine_facts import Count, MachineAnswer, Sha256, Text, Wall
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 256 << 20
 MOST_MANIFEST_FILES = 1_000_000
-# Free space is checked file by file: one may fit although all do not.
+# The free space is checked for each file: one file may fit although all together do not.
 MOST_ANNOUNCED_BYTES = 1 << 50
 MOST_GATHERED = 8192
-"""How many small files one call requests."""
+"""How many small files one call requests at most."""
 MOST_CHECKPOINTS = 16  # The trainer keeps three.
 
 Name = Annotated[str, Field(max_length=3 * MOST_PATH_BYTES)]  # Each byte of a path may be encoded as %XX.
@@ -31,7 +31,7 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECAS
 
 
 class BeginAnswer(MachineAnswer):
-    """Announces a list of `bytes` bytes: the files ("held") or parts ("verified") of a pack that the machine has."""
+    """Announces a list of `bytes` bytes: the files ("held") or parts ("verified") of a pack on the machine."""
 
     codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
     kind: Literal["held", "verified"]
@@ -46,7 +46,7 @@ class Received(MachineAnswer):
 
 
 class Shipped(MachineAnswer):
-    """The files that were verified there; `unpack_s` is how long that took after the upload, measured here."""
+    """The files that the machine has verified. `unpack_s` is how long that took, measured on this computer."""
 
     files: Count
     bytes: Count
@@ -55,9 +55,9 @@ class Shipped(MachineAnswer):
 
 
 class SetUp(MachineAnswer):
-    """The state of the user's set-up script; `bytes` of its log (of `size` bytes) follow; `tail` is the log's end.
+    """The state of the user's set-up script. `bytes` of its log follow; `size` is the log's size, `tail` its end.
 
-    The script is "lost" if no process watches it and no end is recorded, "rebooted" if the machine was rebooted.
+    The script is "lost" if no process watches it and no end is recorded, and "rebooted" if the machine was rebooted.
     """
 
     state: Literal["none", "running", "ended", "killed", "lost", "rebooted"]
@@ -70,7 +70,7 @@ class SetUp(MachineAnswer):
 
 
 class Started(MachineAnswer):
-    """The process that watches the job; `already` is true if an earlier call had started the job."""
+    """The process that watches the job. `already` is True if an earlier call had started the job."""
 
     keeper_pid: Count
     already: bool
@@ -88,7 +88,7 @@ class GpuNow(MachineAnswer):
 
 
 class GpuTally(MachineAnswer):
-    """Samples of the GPUs while the job ran: `looks` in all, `busy` ones, `own` ones with a process of the job."""
+    """Samples of the GPUs during the job: `looks` in all, `busy` with a GPU in use, `own` with a process of the job."""
 
     looks: Count
     busy: Count
@@ -97,7 +97,7 @@ class GpuTally(MachineAnswer):
 
 
 class Sessions(MachineAnswer):
-    """How people used a dev box: terminals opened, terminals open now, seconds with one open, seconds in use."""
+    """The use of a dev box: terminals opened, terminals open now, seconds with one open, seconds in use."""
 
     terminals: Count
     open: Count
@@ -106,11 +106,11 @@ class Sessions(MachineAnswer):
 
 
 class Status(MachineAnswer):
-    """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock.
+    """The heartbeat. `wall` is when the keeper last wrote it, by the machine's own clock.
 
     `silent_since_wall` is when the job last wrote a log line or a file, if that is long ago. `idle_at_wall` is when a
-    dev box will be ended as idle, if that is soon. For an ended job, `oom_kills` counts the processes that the
-    kernel killed for lack of memory while it ran.
+    dev box will be ended as idle, if that is soon. For an ended job, `oom_kills` counts the processes that the kernel
+    killed for lack of memory while the job ran.
     """
 
     v: Literal[1]
@@ -134,14 +134,14 @@ class Status(MachineAnswer):
 
 
 class Lab(MachineAnswer):
-    """JupyterLab's address on the machine's loopback, and its token."""
+    """JupyterLab's port on the machine's loopback, and its token."""
 
     port: Annotated[int, Field(gt=0, lt=65536)]
     token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,200}$")]
 
 
 class Doors(MachineAnswer):
-    """Where people work on a dev box: the machine's name, the folder there, and JupyterLab once it has begun."""
+    """How users reach a dev box: the machine's name, the folder on it, and JupyterLab once it has started."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = "NODE"
     folder: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=MOST_PATH_BYTES)]
@@ -149,14 +149,14 @@ class Doors(MachineAnswer):
 
 
 class UnsavedFile(MachineAnswer):
-    """A file, or a folder, that does not come home."""
+    """A file or folder that is not downloaded."""
 
     name: Annotated[str, Field(max_length=MOST_PATH_BYTES)]
     bytes: Count
 
 
 class Unsaved(MachineAnswer):
-    """What the end of a dev box would destroy: `files` of `bytes`, some of them named, and commits not pushed."""
+    """What the end of a dev box would destroy: `files` with `bytes`, the `first` of them, and unpushed `commits`."""
 
     files: Count
     bytes: Count
@@ -166,7 +166,7 @@ class Unsaved(MachineAnswer):
 
 
 class Piece(MachineAnswer):
-    """Announces `bytes` of a file, beginning at `offset`; the whole file has `size` bytes."""
+    """Announces `bytes` bytes of a file, from `offset` on; the whole file has `size` bytes."""
 
     name: Name
     offset: Count
@@ -175,29 +175,29 @@ class Piece(MachineAnswer):
 
 
 class Polled(MachineAnswer):
-    """The line that answers `poll`."""
+    """The first line of the reply to `poll`."""
 
     status: Status
     chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
 
 
 class LeaseAnswer(MachineAnswer):
-    """When the keeper stops the trainer, and when it kills it."""
+    """When the keeper stops the trainer, and when it kills the trainer."""
 
     soft_stop_wall: Wall
     hard_stop_wall: Wall
 
 
 class StopAnswer(MachineAnswer):
-    """Whether a trainer was running, and was asked to stop."""
+    """Whether a trainer was running and was asked to stop."""
 
     asked: bool
 
 
 class EndAnswer(MachineAnswer):
-    """Whether the machine's dead-man timer accepted the given time, or has an earlier one.
+    """Whether the machine's dead-man timer accepted the given time, or already has an earlier one.
 
-    `deadline` is read back from the timer, in whole seconds by the machine's clock; `message` says what failed.
+    `deadline` is read from the timer afterwards, in whole seconds by the machine's clock. `message` says what failed.
     """
 
     taken: bool
@@ -206,13 +206,13 @@ class EndAnswer(MachineAnswer):
 
 
 class FarewellAnswer(MachineAnswer):
-    """How many processes of the run were ended; its files are gone, except those kept on request."""
+    """How many processes of the run were ended. Its files are gone, except those kept on request."""
 
     killed: Count
 
 
 class Gathered(MachineAnswer):
-    """How many bytes of small files follow, and the positions of missing files in the requested list."""
+    """How many bytes of small files follow, and the positions of the missing files in the requested list."""
 
     bytes: Count
     left: Annotated[tuple[Count, ...], FailFast(), Field(max_length=MOST_GATHERED)]
@@ -226,7 +226,7 @@ class Sized(MachineAnswer):
 
 
 class No(MachineAnswer):
-    """The remote side refuses a call."""
+    """The reason why the agent refuses a call."""
 
     code: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
     message: Annotated[str, Field(max_length=4000)]
@@ -239,9 +239,9 @@ class _Refused(MachineAnswer):
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
 class ManifestFile:
-    """A finished file: its percent-encoded name below `out/`, with its size and digest.
+    """A finished file: its percent-encoded name below `out/`, its size and its digest.
 
-    There may be a million of them, and a pydantic model for each would need three times the memory.
+    There may be a million of these, and a pydantic model for each would need three times the memory.
     """
 
     name: Name
@@ -251,7 +251,7 @@ class ManifestFile:
     step: Count
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields of the file as plain data, for a record."""
+        """Return the file's fields as plain data, for a record."""
         return {"name": self.name, "bytes": self.bytes, "sha256": self.sha256, "kind": self.kind, "step": self.step}
 
 
@@ -263,7 +263,7 @@ class Best(MachineAnswer):
 
 
 class Manifest(MachineAnswer):
-    """The list of finished files; a file that is not in this list counts as missing."""
+    """The list of finished files. A file that is not in this list counts as missing."""
 
     v: Literal[1] = 1
     latest: Count | None = None
@@ -272,7 +272,7 @@ class Manifest(MachineAnswer):
 
     @property
     def total_bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files."""
         return sum(file.bytes for file in self.files)
 
 
@@ -280,7 +280,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_message(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
-    """Parse one JSON text into the model; FarRefusal `nonsense` if it does not fit."""
+    """Parse one JSON text into the model. Raise FarRefusal `nonsense` if it does not fit."""
     if len(line) > most_bytes:
         raise FarRefusal("nonsense", f"The instance sent {len(line)} bytes, but at most {most_bytes} make sense.")
     try:
@@ -294,7 +294,7 @@ def parse_message(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_B
 
 
 def refusal_in(line: bytes) -> FarRefusal | None:
-    """Return the remote side's refusal, if this line is one."""
+    """Return the agent's refusal, if this line is one."""
     try:
         no = parse_message(_Refused, line).error
     except FarRefusal:
@@ -303,14 +303,18 @@ def refusal_in(line: bytes) -> FarRefusal | None:
 
 
 def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
-    """Parse MANIFEST.json as the trainer wrote it; one bad name, size or duplicate makes all of it `bad_manifest`."""
+    """Parse the trainer's MANIFEST.json. Raise FarRefusal `bad_manifest` for a bad name, size or duplicate."""
     manifest = parse_message(Manifest, content, MOST_MANIFEST_BYTES)
     demand_sound(manifest, most_bytes)
     return manifest
 
 
 def demand_sound(manifest: Manifest, most_bytes: int) -> None:
-    """Raise FarRefusal `bad_manifest` if its names cannot share a folder, or its files exceed `most_bytes` in total."""
+    """Raise FarRefusal `bad_manifest` if the files do not fit into one folder, or into `most_bytes`.
+
+    Two names must not be equal (for plain names, in any case of letters), and no file may have the name of a folder.
+    The number of checkpoints is limited too.
+    """
     taken, folders = set[str](), set[str]()
     for file in manifest.files:
         check_name(file.name)
@@ -336,7 +340,7 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
 def check_name(name: str) -> None:
     """Raise FarRefusal `bad_manifest` for a name that leads out of its folder, or that FORMATS.md does not allow.
 
-    A command's outputs may have any name that Linux allows, percent-encoded; other names must be plain.
+    A command's outputs may have any name that Linux allows, percent-encoded. Other names must be plain.
     """
     try:
         harmless = bool(raw_name(name)) if name.startswith(ANY_NAME_BELOW) else _is_plain(name)
@@ -347,13 +351,13 @@ def check_name(name: str) -> None:
 
 
 def locate_file(folder: Path, name: str) -> Path:
-    """Return the path below `folder` for a file of the manifest; FarRefusal as in `check_name`."""
+    """Return the path below `folder` for a file of the manifest. Raise FarRefusal as `check_name` does."""
     check_name(name)
     return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is harmless on every file system."""
+    """Return whether a name is safe on every file system."""
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and all(
         _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts

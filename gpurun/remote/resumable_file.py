@@ -1,9 +1,9 @@
-"""A file that is being downloaded: which parts have arrived, in any order, remembered over any number of interruptions.
+"""A file that is being downloaded. Which parts have arrived, in any order, is recorded across interruptions.
 
-A list beside the content records what was written. Until the next boot the whole list is valid, whichever process is
-killed meanwhile. After a boot only the synced ranges are valid, which the list also records. Only the sha256 decides
-whether the file is right. The process that has the file open holds its kernel lock, so that no other
-process can write to a file whose digest was verified.
+A list beside the content records what was written. Until the next boot the whole list is valid, even if processes are
+killed. After a boot only the synced ranges are valid, which the list also records. Only the sha256 decides whether the
+file is right. The process that has the file open holds a kernel lock on it, so that no other process can write to a
+file whose digest was verified.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SYNCED = re.compile(rb"^synced (\d{1,18})$", re.MULTILINE)
 
 
 class HeldElsewhere(MachineLost):
-    """Another process is downloading the file, which may be complete soon: try again."""
+    """Another process is downloading the file, which may soon be complete: try again."""
 
 
 class Partial:
-    """A partly downloaded file at `path`, of `size_bytes` when complete. Several threads may write at once.
+    """A partly downloaded file at `path`, which will have `size_bytes`. Several threads may write in parallel.
 
-    HeldElsewhere if another process has it open for longer than WAIT_S.
+    Opening raises HeldElsewhere if another process has the file open for longer than WAIT_S.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -70,12 +70,12 @@ class Partial:
         return sum(end - start for start, end in self._have)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return the start and the end of each missing range, in order."""
+        """Return the start and end of each missing range, in order."""
         edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
         return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
     def write(self, offset: int, block: bytes) -> None:
-        """Write a block at `offset`; it counts as arrived once `remember` has recorded its range."""
+        """Write a block at `offset`. It counts as arrived only once `remember` has recorded its range."""
         view = memoryview(block)
         while view:
             written = os.pwrite(self._content, view, offset)
@@ -88,7 +88,7 @@ class Partial:
             self._have = _merged([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
-        """Delete everything that has arrived."""
+        """Delete all arrived content."""
         os.ftruncate(self._content, 0)
         self._note_again([])
         self._have = []
@@ -96,7 +96,7 @@ class Partial:
         self._digested = 0
 
     def digest_on(self) -> None:
-        """Add to the digest what has arrived without a gap from the beginning; call this during the download."""
+        """Add to the digest what has arrived without a gap from the beginning. Call this during the download."""
         end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
         while self._digested < end:
             room = memoryview(self._room)[: end - self._digested]
@@ -113,25 +113,25 @@ class Partial:
         return is_here and self._digest.hexdigest() == sha256
 
     def sync(self) -> None:
-        """Sync the bytes written so far to disk, and record in the list that they are synced."""
+        """Sync the bytes written so far to disk, and record that in the list."""
         noted_bytes = os.fstat(self._list).st_size
         getattr(os, "fdatasync", fsync_file)(self._content)
         os.write(self._list, b"synced %d\n" % noted_bytes)
 
     def settle(self, target: Path) -> None:
-        """Sync the complete file to disk, and rename it to `target`."""
+        """Sync the complete file to disk and rename it to `target`."""
         fsync_file(self._content)
         os.replace(self._path, target)
         with suppress(FileNotFoundError):
             os.unlink(self._list_path)
 
     def remove(self) -> None:
-        """Delete the partial file, because the finished file already exists."""
+        """Delete the partial file, because the finished file exists."""
         for path in (self._list_path, self._path):
             path.unlink(missing_ok=True)
 
     def _noted(self) -> list[tuple[int, int]]:
-        """Return the ranges in the list that still count, and make the list ready for more."""
+        """Return the ranges in the list that are still valid, and prepare the list for more."""
         with open(os.dup(self._list), "rb") as file:
             file.seek(0)
             text = file.read()
@@ -149,7 +149,7 @@ class Partial:
         return have
 
     def _note_again(self, on_disk: list[tuple[int, int]]) -> None:
-        """Replace the list by one with the ranges that are on disk."""
+        """Replace the list by one that has only the ranges on disk."""
         text = _boot_line() + b"".join(b"%d %d\n" % (start, end - start) for start, end in on_disk)
         os.ftruncate(self._list, 0)
         os.write(self._list, text + b"synced %d\n" % len(text))
@@ -160,12 +160,12 @@ def _boot_line() -> bytes:
 
 
 def locate_notes(path: Path) -> Path:
-    """Return the file that records what has arrived of the content at `path`."""
+    """Return the path of the list of what has arrived of the file at `path`."""
     return path.with_name(f"{path.name}.parts")
 
 
 def forget_others(folder: Path, digests: Collection[str]) -> None:
-    """Delete partial files with other digests than these, except those that a process has open."""
+    """Delete partial files with other digests than the given ones, except those that a process has open."""
     for path in folder.glob("*"):
         found = _CONTENT.fullmatch(path.name)
         if found is None or found[1] in digests:
@@ -178,7 +178,7 @@ def forget_others(folder: Path, digests: Collection[str]) -> None:
 
 
 def _open_locked(path: Path) -> int:
-    """Open and lock the file at `path`, made if missing; return its descriptor, whose closing releases the lock."""
+    """Open the file at `path`, created if missing, and lock it. Return its descriptor; closing it ends the lock."""
     for _ in ticks(SystemClock(), _LOOK_S, WAIT_S):
         descriptor = _try_open_locked(path)
         if descriptor >= 0:
@@ -187,16 +187,16 @@ def _open_locked(path: Path) -> int:
 
 
 def arrived_bytes(notes: bytes) -> int:
-    """Return how many bytes have arrived, by the content of such a list."""
+    """Return how many bytes have arrived according to the content of such a list."""
     return sum(int(found[2]) for found in _PIECE.finditer(notes))
 
 
 def _try_open_locked(path: Path) -> int:
-    """Try once to open and lock the file; return its descriptor, or -1 if another process has it open."""
+    """Try once to open and lock the file. Return its descriptor, or -1 if another process has it open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         with suppress(FileNotFoundError):
-            # The earlier holder may have finished and renamed the file: then it must not be written to.
+            # The earlier holder may have completed and renamed the file. It must not be changed then.
             is_free = take_lock(descriptor)
             if is_free and os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
                 alone, descriptor = descriptor, -1
@@ -208,9 +208,9 @@ def _try_open_locked(path: Path) -> int:
 
 
 class Taker:
-    """Writes a stream to a partial file, beginning at `offset`, and records each piece of about a megabyte in the list.
+    """Writes a stream to a partial file from `offset` on. Each piece of about a megabyte is recorded in the list.
 
-    Blocks are not collected first: new memory for every piece would cost more than the copying.
+    Blocks are not collected first: new memory for every piece would take longer than the copying.
     """
 
     def __init__(self, partial: Partial, offset: int) -> None:
@@ -226,7 +226,7 @@ class Taker:
             self.flush()
 
     def flush(self) -> None:
-        """Record the range that was written since the last record."""
+        """Record the range that was written since the last call."""
         if self._length:
             self._partial.remember(self._start, self._length)
             self._start, self._length = self._start + self._length, 0

@@ -1,7 +1,7 @@
 """The forms by which keys and passwords are recognised: the names of their files, and their content.
 
-Text is searched for all of them, and so are UTF-16 and content packed by gzip, bzip2 or xz, up to a limit. Other binary
-content is searched only for private keys: the other forms could occur there by chance.
+Text is searched for all forms. So are UTF-16 and content compressed by gzip, bzip2 or xz, up to a limit. Other binary
+content is searched only for private keys: the other forms could occur in it by chance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import lzma
 import re
 from fnmatch import translate
 
-# Names, in lower case, of files with keys and passwords. `tokenizer.json` and `tokens.bin` must pass.
+# Names, in lower case, of files with keys and passwords. `tokenizer.json` and `tokens.bin` must not match.
 _NAMES = (
     *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
     *(".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".boto", ".s3cfg", ".dockercfg", "kubeconfig"),
@@ -28,18 +28,18 @@ _NAMES = (
 )
 SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _NAMES))
 SOURCE_NAME = re.compile(r".+[-_].*\.pyi?")
-"""`test_git_credentials.py` is a program, and is judged by its content."""
+"""Names of programs, like `test_git_credentials.py`: only their content is checked."""
 
 MOST_UNPACKED_BYTES = 256 << 20
-"""How far into a compressed file the search goes."""
-BEFORE_BYTES, FORM_BYTES = 64, 640  # How far a form extends around its word; for a private key the head is enough.
+"""How much of a compressed file's content is searched."""
+BEFORE_BYTES, FORM_BYTES = 64, 640  # How far a form extends around its word; of a private key the head is enough.
 OVERLAP_BYTES = 4096
 PRIVATE_KEY = "a private key"
 _HEAD = rb"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"
-# A program that reads keys contains only the head; a key file also has a body.
+# A program that reads keys contains only the head. A key file also has a body.
 KEY_IN_BINARY = re.compile(_HEAD + rb"(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16}")
 _ASSIGNED = rb"[\"'\]]{0,2}\s{0,3}(?:[=:,]|=>)?\s{0,3}[\"']?"
-# Each form with a plain string that all its matches contain: searching for that first is ten times as fast.
+# Each form has plain strings of which every match contains one: searching for these first is ten times as fast.
 FORMS: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     (PRIVATE_KEY, (b"PRIVATE KEY-----",), re.compile(_HEAD)),
     ("a key of AWS", (b"AKIA",), re.compile(rb"\bAKIA[0-9A-Z]{16}\b")),

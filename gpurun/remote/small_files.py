@@ -1,4 +1,4 @@
-"""Receives many small files in one stream. The verified list says where each file ends: no archive is parsed."""
+"""Receives many small files in one stream. The verified list says where each ends, so no archive is parsed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAST_FILES = 16
 MOST_BYTES = 64 << 20
 _GATHER_S = 300.0
 
-# Receives a file and all of its content.
+# Receives a file, and its whole content.
 TakeFile = Callable[[ManifestFile, bytes], None]
 
 
 def group_files(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
-    """Return the files in the groups in which they are sent."""
+    """Divide the files into the groups in which they are sent."""
     found: list[list[ManifestFile]] = []
     size = 0
     for file in files:
@@ -32,7 +32,7 @@ def group_files(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
 
 
 class Cutter:
-    """Splits a stream into its files, and passes each on once it is complete."""
+    """Splits a stream into its files, and passes on each file once it is complete."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self._files = files
@@ -41,7 +41,7 @@ class Cutter:
         self._held = bytearray()
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` if more arrives than the files have."""
+        """Add the next block. Raise FarRefusal `nonsense` if more arrives than the files have."""
         self._held += block
         while self._place < len(self._files) and len(self._held) >= self._files[self._place].bytes:
             file = self._files[self._place]
@@ -59,7 +59,7 @@ class Cutter:
 
 
 class Gathering:
-    """Receives the answer to `gather`: keeps its first line, then splits the stream into the files, in order."""
+    """Receives the reply to `gather`: keeps its first line, and then splits the stream into the files, in order."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self.line = bytearray()
@@ -68,7 +68,7 @@ class Gathering:
         self.cutter: Cutter | None = None
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` for content that was not requested."""
+        """Add the next block. Raise FarRefusal `nonsense` for content that was not requested."""
         if self.cutter is None:
             head, newline, block = block.partition(b"\n")
             self.line += head
@@ -89,15 +89,15 @@ class Gathering:
 
 
 class Gathers(Protocol):
-    """The part of a remote side that this module needs."""
+    """The part of a `FarSide` that this module needs."""
 
     def ask(self, verb: str, *, stdin: list[bytes], sink: Gathering, timeout_s: float) -> tuple[bytes, bytes]:
-        """Call the agent once, and write its answer to the sink."""
+        """Call the agent once, and pass its reply to the sink."""
         ...
 
 
 def fetch_small_files(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-    """Receive many files, pass each to `take`, and return those that are missing or changed on the machine."""
+    """Receive many files and pass each to `take`. Return those that are missing or changed on the machine."""
     sink = Gathering(files, take)
     names = "".join(f"{file.bytes} {file.name}\n" for file in files).encode("ascii")
     far.ask("gather", stdin=[names], sink=sink, timeout_s=_GATHER_S)

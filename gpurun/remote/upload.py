@@ -1,4 +1,4 @@
-"""Uploads a pack to a machine: in parts, over several lanes at once, and only the parts that are not there already.
+"""Uploads a pack to a machine: in parts, over several parallel lanes, and only the parts that it does not have.
 
 `chunks.py` has the protocol.
 """
@@ -20,15 +20,15 @@ from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compress_
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import BeginAnswer, Received, Shipped, parse_message
 
-# Two lanes keep two cores busy, however short the round trip.
+# Two lanes use two cores, however short the round trip is.
 LEAST_LANES = 2
-# A lane without a next part for this long ends its stream; the remote side gives up on it later than this.
+# A lane that has no next part for this long ends its stream. The machine waits longer than this.
 IDLE_S = 20.0
 TICK_S = 0.05
 QUICK_S = 60.0
 # A lane that failed this often before it had sent a part is not tried again.
 MOST_FRUITLESS = 3
-# Refusals after which a lane may try again.
+# Refusals after which a lane tries again.
 _AGAIN = frozenset({"cut_stream", "wrong_digest"})
 _LINE = re.compile(rb"([0-9a-f]{1,64}) ([0-9a-f]{1,64})")
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Asks(Protocol):
-    """The part of a remote side that uploads need."""
+    """The part of a `FarSide` that uploads need."""
 
     def ask(
         self,
@@ -46,11 +46,11 @@ class Asks(Protocol):
         site: bool = False,
         timeout_s: float = QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """Make one call of the agent; return the JSON line of its answer, and the raw bytes after that line."""
+        """Call the agent once. Return the JSON line of its reply, and the raw bytes after that line."""
         ...
 
     def lanes(self, most: int, *, least: int = 1) -> Sequence[Asks]:
-        """Return lanes that may be used in parallel, this one first."""
+        """Return lanes for parallel use; this one is the first."""
         ...
 
     def close_lanes(self) -> None:
@@ -58,7 +58,7 @@ class Asks(Protocol):
         ...
 
     def close(self) -> None:
-        """Close every connection; calls under way fail, and the next call makes a new connection."""
+        """Close every connection. Running calls fail, and the next call makes a new connection."""
         ...
 
 
@@ -71,10 +71,10 @@ def send_pack(
     timeout_s: float,
     clock: Clock | None = None,
 ) -> Shipped:
-    """Send the files that the machine lacks; afterwards all files are in place and verified there, or none is.
+    """Send the files that the machine lacks. Afterwards all files are in place and verified there, or none is.
 
-    `on_progress` is called, on this thread, with the content bytes that are there or were sent; an exception ends
-    the upload.
+    `on_progress` is called, on this thread, with the content bytes that the machine has or that were sent. An exception
+    of it ends the upload.
     """
     pack.survey.demand_clean()
     upload = _Upload(far, pack, codec, on_progress, clock or SystemClock(), timeout_s)
@@ -86,7 +86,7 @@ def send_pack(
 
 
 def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
-    """Return the files whose sha256 is not in `held`; files whose sha256 is unknown are read for it."""
+    """Return the files whose sha256 is not in `held`. Files whose sha256 is unknown are read for it."""
     for file in pack.survey.files:
         if file.name not in pack.known:
             digest = hashlib.sha256()
@@ -97,11 +97,11 @@ def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
 
 
 class _Stopped(Exception):
-    """Ends the work of the lanes when this side has ended the upload; caught in this module."""
+    """Ends the work of the lanes when this process has ended the upload; caught in this module."""
 
 
 class _Upload:
-    """The parts of one pack being uploaded, and the threads that send them: one for each lane."""
+    """The upload of one pack's parts, and the threads that send them: one for each lane."""
 
     def __init__(
         self,
@@ -126,10 +126,10 @@ class _Upload:
         self._trouble: Exception | None = None
 
     def begin(self, parts: Parts, held: str) -> set[str]:
-        """Announce these parts; return the digests of complete files that the machine already has.
+        """Announce these parts. Return the digests of complete files that the machine already has.
 
-        If it has some, announce the parts of the other files before sending any. If it has none, this object now knows
-        which parts the machine has.
+        If it has some, the parts of the other files must be announced before any is sent. If it has none, this object
+        now knows which parts the machine has.
         """
         self._parts, self._todo = parts, deque(range(parts.count))
         self._held_bytes = self._pack.survey.total_bytes - parts.total_bytes
@@ -143,9 +143,9 @@ class _Upload:
         return set()
 
     def _announce(self, held: str) -> tuple[BeginAnswer, list[tuple[bytes, bytes]]]:
-        """Call `begin`, which may take minutes; return its answer, and both words of each line that follows.
+        """Call `begin`, which may take minutes. Return its reply, and both words of each line that follows.
 
-        A line has the index and the sha256 of a part, or the sha256 and the size of a file that the machine holds.
+        A line has the index and the sha256 of a part, or the sha256 and the size of a file that the machine has.
         """
         options = ("--held", held, "--sha256", self._parts.layout_sha256)
         line, content = self._far.ask(
@@ -160,9 +160,9 @@ class _Upload:
         return begun, [(match[1], match[2]) for match in found if match]
 
     def send_parts(self) -> None:
-        """Send all missing parts; after an interruption, ask which of the interrupted parts have arrived.
+        """Send all missing parts. After an interruption, ask which of the interrupted parts have arrived.
 
-        If no part arrived in a round, the error of that round is raised.
+        If no part arrived in a round, raise the error of that round.
         """
         while self._todo:
             self._carry()
@@ -180,7 +180,7 @@ class _Upload:
         self._pack.content_bytes = self._pack.survey.total_bytes
 
     def settle(self) -> Shipped:
-        """Make the machine check and place all files; UsageError `pack.changed` if a file here has changed since."""
+        """Make the machine check and place all files. Raise UsageError `pack.changed` if a local file has changed."""
         begun_mono = self._clock.monotonic()
         for file in self._pack.survey.files:
             demand_unchanged(file)
@@ -194,7 +194,7 @@ class _Upload:
         return shipped.model_copy(update={"unpack_s": round(self._clock.monotonic() - begun_mono, 3)})
 
     def _ask_and_report(self, ask: Callable[[], T]) -> T:
-        """Return the result of `ask`, which may take minutes; meanwhile call `on_progress` with unchanged figures."""
+        """Return the result of `ask`, which may take minutes. Meanwhile call `on_progress` with unchanged figures."""
         answer: Future[T] = Future()
 
         def work() -> None:
@@ -207,7 +207,7 @@ class _Upload:
         return answer.result()
 
     def _carry(self) -> None:
-        """Let the lanes send all missing parts, and wait for them."""
+        """Let the lanes send all missing parts, and wait for the lanes."""
         lanes = [_thread(self._send_over, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
         try:
             self._wait(lanes)
@@ -217,7 +217,7 @@ class _Upload:
                 thread.join()
 
     def _wait(self, threads: list[threading.Thread]) -> None:
-        """Wait for the threads' end; an exception of `on_progress` ends their work, and is raised."""
+        """Wait for the threads' end. An exception of `on_progress` ends their work, and is raised."""
         try:
             for thread in threads:
                 while thread.is_alive():
@@ -226,11 +226,11 @@ class _Upload:
                         self._on_progress(self._pack.content_bytes)
         except BaseException:
             self._is_stopped = True
-            self._far.close()  # Closing a stalled connection wakes the thread that is stuck in it.
+            self._far.close()  # Closing a stalled connection wakes the thread that waits for it.
             raise
 
     def _send_over(self, lane: Asks) -> None:
-        """Send parts over one lane until none is left; start again after an interruption."""
+        """Send parts over one lane until none is left. After an interruption, start again."""
         fruitless = 0
         while not self._is_stopped and fruitless < MOST_FRUITLESS:
             taken: list[int] = []
@@ -254,20 +254,23 @@ class _Upload:
                 self._fail(error)
 
     def _frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
-        """Yield the stream of a lane: each part with its head, then the end."""
+        """Yield the stream of a lane: each part with its head, and then the end."""
         while part is not None:
             data = compress_part(part.content, self._codec)
             head = PART_HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
             with self._counting:
                 self._pack.sent_bytes += len(head) + len(data)
-            part = None  # A waiting lane holds only the part that it sends.
+            part = None  # A lane that waits keeps no part in memory.
             yield head
             yield data
             part = self._next(taken, IDLE_S)
         yield END_OF_PARTS
 
     def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
-        """Return the next missing part and add its index to `taken`; None if there is none within `wait_s` seconds."""
+        """Return the next missing part, and add its index to `taken`.
+
+        Return None if no part is left, or if other lanes read for longer than `wait_s` seconds (-1: no limit).
+        """
         if not self._reading.acquire(timeout=wait_s):
             return None
         try:
@@ -287,7 +290,7 @@ class _Upload:
             self._reading.release()
 
     def _has(self, index: int) -> bool:
-        """Return whether the machine has this part with the digest that was read here."""
+        """Return whether the machine has this part with the digest that was read on this computer."""
         return index < len(self._parts.digests) and self._there.get(index) == self._parts.digests[index]
 
     def _left_s(self) -> float:

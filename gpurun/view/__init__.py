@@ -1,1 +1,1 @@
-"""Turns events and records into text for people; nothing in this package makes a decision."""
+"""Turns events and records into text for users. Nothing in this package makes a decision."""

@@ -20,9 +20,9 @@ def audit_screen(
     *,
     exit_code: int,
 ) -> list[Line]:
-    """Return the table, the head of the chain of receipts, which users should note, and the number of problems.
+    """Return the table, the head of the chain of receipts (which users should note), and the number of problems.
 
-    `next_commands` maps each run that may be billing, and that no process drives, to the command that continues it.
+    `next_commands` has, for each run that may be billed and that no process drives, the command that continues it.
     """
     columns = (
         Column("RUN"),
@@ -49,7 +49,7 @@ def audit_screen(
     kind = next((figure for figure in (Figure.FLOOR, Figure.BOUND) if figure in kinds), Figure.MEASURED)
     count = line(f"{report.receipts} receipt{'s' * (report.receipts != 1)}")
     lines += flow([count, chain, line(f"total {format_figure(report.total_micros, kind)}")], style, gap=" · ", indent=2)
-    # In full: a noted head is compared digit by digit (`--head`).
+    # The head is shown in full, because a noted head is compared digit by digit (`--head`).
     lines += fold(f"head {report.head}", style, indent=2) if report.receipts else []
     looks = [_look(row, is_lost=row.run in next_commands) for row in report.rows]
     problems, warnings = looks.count("bad") + len(report.problems), looks.count("warn")

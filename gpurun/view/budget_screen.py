@@ -1,4 +1,4 @@
-"""What is left of each budget, which runs hold parts of it, and what was spent."""
+"""The screen of budgets: what is left of each, which runs reserve parts of it, and what was spent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """The micro-dollars that a run may still cost, and the time by which it must end."""
+    """The amount that a budget reserves for a run, in micro-dollars, and the time by which that run must end."""
 
     run: str
     micros: Micros
@@ -24,7 +24,7 @@ class HoldRow:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One budget, in micro-dollars; without a limit, `left_micros` is None."""
+    """One budget, in micro-dollars. Without a limit, `left_micros` is None."""
 
     name: str
     limit_micros: Micros | None
@@ -35,7 +35,7 @@ class BudgetRow:
 
 
 class SpentRow(Protocol):
-    """The upper bound of the cost of a month's runs, for one job and one provider."""
+    """The upper bound of the cost of one month's runs, for one job and one provider."""
 
     @property
     def month(self) -> str: ...
@@ -52,7 +52,7 @@ class SpentRow(Protocol):
 def budget_screen(
     budgets: Sequence[BudgetRow], spent: Sequence[SpentRow], unread: Sequence[str], style: Style, *, now: float
 ) -> list[Line]:
-    """Draw the budgets, each with its holds, then the table of receipts."""
+    """Return the budgets, each with its reserved amounts, then the table of costs from receipts."""
     sums = [Column(""), *(Column(name, right=True) for name in ("LIMIT", "SPENT", "HELD", "LEFT"))]
     cells = [
         [Span(row.name, "title"), *(Span(_amount(entry)) for entry in _amounts(row))]

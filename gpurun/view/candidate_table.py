@@ -1,4 +1,4 @@
-"""The table of judged offers: which fit, their speed, time and cost, ranked by the cost to finish."""
+"""The table of judged offers: which fit, their speed, time and cost, ranked by the cost of finishing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SHORT_DEATHS = (
     (re.compile(r"yes · (power-off) .*"), r"\1"),
     (re.compile(r"yes · ([^,]+).*"), r"\1"),
 )
-"""Short names of what ends a machine, which fit beside the other columns of a narrow terminal."""
+"""Short names of what ends a machine, so that the column fits beside the others in a narrow terminal."""
 _OBSTACLES = {
     "cap": "over cap",
     "hours": "over the hours",
@@ -60,7 +60,7 @@ _OBSTACLES = {
     "processes": "one process",
     "precision": "no bf16",
 }
-"""The short form of why an offer does not finish, by its code, unless what it needs is known."""
+"""For each reason code, a short form of why an offer does not finish. It is used if no needed amount is known."""
 _MEANINGS = {
     "NO": "NO: only this laptop ends it",
     "consent": "weak lease: only this laptop would end it; --accept-weak-lease allows it",
@@ -70,7 +70,7 @@ _MEANINGS = {
     "processes": 'one process: train.loop "huggingface" uses one GPU; others would be idle',
     "precision": "no bf16: the card lacks the recipe's precision",
 }
-"""The meaning of a short form, by its code."""
+"""The meaning of a short form, by its code, for the legend."""
 
 
 def candidates_table(
@@ -82,10 +82,11 @@ def candidates_table(
     every: bool = False,
     end_s: int | None = None,
 ) -> list[Line]:
-    """Return a row for each card and price, in the given order, and the meaning of the columns; mark the chosen offer.
+    """Return a row for each GPU and price, in the given order, and the meaning of the columns. Mark the chosen offer.
 
     With `end_s` the duration of the job is unknown: the time shown is its limit, minus the time that its end needs.
-    Without `every` there are at most ten rows, all of rentable offers; a note says how many offers are hidden, and why.
+    Without `every` there are at most ten rows, preferably of rentable offers, and a note states how many offers are
+    hidden, and why.
     """
     groups: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in candidates:
@@ -109,14 +110,14 @@ def candidates_table(
 
 
 def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
-    """Return the ten best groups, including the chosen one; if no offer may be rented, the ten that come nearest."""
+    """Return the ten best groups of rentable offers, with the chosen one; if none is rentable, the ten best."""
     open_ones = [group for group in groups if group[0].lease is not None] or groups
     best = open_ones[:MOST_ROWS]
     return best if ours is None or ours in best else [*best[: MOST_ROWS - 1], ours]
 
 
 def _why(hidden: list[Candidate]) -> str:
-    """Return why rows are hidden: `31 over the cap, 4 dearer`."""
+    """Return why rows are hidden, for example `31 over the cap, 4 dearer`."""
     kinds = Counter(
         "dearer" if row.lease is not None else "over the cap" if _word(row) == "cap" else _last(row).text
         for row in hidden
@@ -125,7 +126,7 @@ def _why(hidden: list[Candidate]) -> str:
 
 
 def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
-    """Return the meaning of the columns that are shown, and of the words in the last one."""
+    """Return the meaning of the columns that are shown, and of the words in the last column."""
     shown = {span.text for span in heading}
     meanings = [text for title, text in _LEGEND.items() if title in shown]
     codes = {_word(candidate) for candidate in candidates} if "dies by" in shown else set()
@@ -134,7 +135,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
 
 
 def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None = None) -> list[Cell]:
-    """Return the row of offers with one price: the chosen or the first one, and how many more regions have it."""
+    """Return the row of offers with one price: the chosen or the first offer, and how many more regions have it."""
     candidate = next((member for member in group if member.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
     look = "" if candidate.lease is not None else "dim"
@@ -157,7 +158,7 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None 
 
 
 def _time(candidate: Candidate, end_s: int | None) -> str:
-    """Return the likely duration of the job, or its limit."""
+    """Return the likely duration of the job; with `end_s`, its limit."""
     seconds = candidate.estimate.likely_s
     if end_s is not None and candidate.lease:
         seconds = candidate.lease.train_s - end_s
@@ -184,13 +185,16 @@ def _word(candidate: Candidate) -> str:
 
 
 def guard_words(offer: Offer) -> Span:
-    """Return what ends this machine if the laptop does not; in capitals and colour if nothing does."""
+    """Return what ends this machine if this computer does not, with the look "bad" if nothing does."""
     nobody = offer.dies_by_itself.upper().startswith("NO")
     return Span(offer.dies_by_itself, "bad" if nobody else "good")
 
 
 def _fit(offer: Offer, estimate: Estimate) -> str:
-    """Return the micro-batch and the memory that it needs on each GPU, or on a CPU with known memory: `64/27G`."""
+    """Return the micro-batch and its memory per GPU, such as `64/27G`.
+
+    Return "yes" if the offer's memory is unknown, and "no" if it is too small.
+    """
     if not estimate.fits:
         return "no"
     is_known = offer.gpu_count or offer.memory_gb
@@ -198,7 +202,7 @@ def _fit(offer: Offer, estimate: Estimate) -> str:
 
 
 def _speed(estimate: Estimate) -> str:
-    """Return tokens per second, low to high in one unit: `1.31-1.75M`."""
+    """Return tokens per second from low to high in one unit, for example `1.31-1.75M`."""
     if estimate.tokens_per_s is None:
         return UNKNOWN
     low, high = estimate.tokens_per_s
@@ -208,12 +212,12 @@ def _speed(estimate: Estimate) -> str:
 
 
 def _reach(candidate: Candidate) -> str:
-    """Return the share of the run's steps that the cap or --hours pays for; "" if it pays for all."""
+    """Return the share of the run's steps that the cap or --hours pays for; UNKNOWN if it pays for all."""
     reach = candidate.reach
     is_part = not candidate.finishes and reach is not None and reach.step < reach.steps
     return f"{100 * reach.step // reach.steps}%" if is_part and reach else UNKNOWN
 
 
 def _bare(amount: Micros | None) -> str:
-    """Return an amount for a column whose heading has the dollar sign."""
+    """Return an amount without the dollar sign, which is in the column's heading."""
     return UNKNOWN if amount is None else format_usd(amount).replace("$", "")

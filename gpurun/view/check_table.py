@@ -14,7 +14,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One recipe: its cheapest offer that finishes, its rehearsal here, and whether both are in order."""
+    """One recipe: its cheapest offer that finishes, its rehearsal on this computer, and whether both are in order."""
 
     recipe: str
     offer: str = ""
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 def checks_table(rows: Sequence[CheckRow], style: Style) -> list[Line]:
-    """Return one row per recipe, in the order in which they were checked."""
+    """Return one row per recipe, in the given order."""
     return table(_COLUMNS, [_cells(row) for row in rows], style)
 
 

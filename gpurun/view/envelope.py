@@ -1,7 +1,8 @@
-"""Output for programs: the versioned JSON envelope of a verb, and the JSON Lines of a run. Additive only; `v` is 1.
+"""Output for programs: the versioned JSON envelope of a verb, and the JSON Lines of a run.
 
-The output is ASCII, so that no string of the remote side can reach a terminal unescaped. A figure that is
-not finite becomes null, because JSON cannot express it; so does anything that is nested too deeply.
+Fields are only ever added, so `v` is 1. The output is ASCII, so that no string from the machine can reach a terminal
+unescaped. A figure that is not finite becomes null, because JSON cannot express it; so does anything that is nested too
+deeply.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
 ERROR_KEYS = ("code", "message", "hint")
 _DEEPEST = 64
-_OK = (0, 8)  # Done, or left while the run continues: the command succeeded.
+_OK = (0, 8)  # Exit codes that mean success: done, or left while the run continues.
 
 
 def envelope_json(command: str, data: Mapping[str, Any], errors: Sequence[Mapping[str, str]], exit_code: int) -> str:
-    """Return one line of JSON for one verb. `ok` means no error, and exit code 0 or 8 (pending)."""
+    """Return one line of JSON for one verb. `ok` means that there is no error and the exit code is 0 or 8 (pending)."""
     records = [{key: error[key] for key in ERROR_KEYS} for error in errors]
     values = (1, command, not records and exit_code in _OK, dict(data), records, int(exit_code))
     return _dump(dict(zip(ENVELOPE_KEYS, values, strict=True)))
@@ -37,12 +38,12 @@ def record_json(record: Record) -> str:
 
 
 def event_json(event: TrainerEvent) -> str:
-    """Return a trainer's event as a line of `train --json`, with its raw content under `data`."""
+    """Return a trainer's event as a line of `train --json`. `data` has the raw content of the event."""
     return _dump({"v": 1, "stream": "trainer", "event": event.kind, "data": event.said})
 
 
 def log_json(words: bytes) -> str:
-    """Return a line of the trainer's log as a line of `logs --json`, complete and unchanged."""
+    """Return a line of the trainer's log as a line of `logs --json`. Only invalid UTF-8 is replaced."""
     text = words.decode("utf-8", "replace")
     return _dump({"v": 1, "stream": "log", "event": "line", "data": {"text": text}})
 
@@ -52,7 +53,7 @@ def _dump(value: Mapping[str, Any]) -> str:
 
 
 def finite(value: Any, depth: int = 0) -> Any:
-    """Return the data with null for figures that JSON cannot express, and for nesting that would exhaust a reader."""
+    """Return the data with null for figures that JSON cannot express, and for anything that is nested too deeply."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (Mapping, list, tuple)) and depth == _DEEPEST:

@@ -1,4 +1,4 @@
-"""An error for people: what happened, what to do, and the code to search for."""
+"""An error for users: what happened, what to do, and the code to search for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.view.styled_text import Line, Span, count_cells, hang, line, render,
 def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> list[Line]:
     """Return the sentence, the hint below it, and the code at the end of the hint if there is room.
 
-    Further lines are quoted text; in a hint they are commands to copy, and are never wrapped.
+    Further lines of `what` are quoted text. Further lines of `hint` are commands to copy, and are never wrapped.
     """
     tail = line("  ", Span(f"[{code}]" + (f" exit {exit_code}" if exit_code is not None else ""), "dim"))
     advice, *copied = hint.split("\n")

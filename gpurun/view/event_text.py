@@ -1,4 +1,4 @@
-"""The words for journal records and trainer events, shared by the plain lines and the live view."""
+"""The phrases for journal records and trainer events, shared by the plain lines and the live view."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from gpurun.view.styled_text import clip
 
 PHASES = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt")
 
-# The phase of each record, and whether the record begins, continues or ends it. Together they name every event.
+# The phase of each record, by whether the record begins, continues or ends the phase.
 BEGINS = {
     "create.intended": "provision",
     "ship.intended": "ship",
@@ -110,11 +110,11 @@ ENDS = {
     "run.closed": "receipt",
 }
 FELL = ("failed", "lost")
-"""The outcomes of a training after which the run continues."""
+"""The outcomes that count as a failure of the training."""
 _MOST_NAMED = 6
 _STOPS = {"done": "ended: done", "failed": "ended: failed"}
 SILENT, HEARD = "machine.silent", "machine.heard"
-"""The incidents of a training machine that has not answered for minutes, and of its next answer."""
+"""The incidents of a machine that has not answered for minutes during training, and of its next answer."""
 JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
 """The incidents of a job that has written nothing for a long time, and of its next output."""
 IDLE_SOON, IDLE_OVER = "dev.idle_soon", "dev.used_again"
@@ -123,7 +123,7 @@ APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaire
 
 
 def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
-    """Return a record as one clause without a full stop, in the job's `terms`; names from the machine are escaped."""
+    """Return a record as a clause without a full stop, in the words of `terms`. The machine's names are escaped."""
     typed = record.typed
     if isinstance(typed, NewerEvent):
         return f"{record.event}, which is unknown here: a newer gpurun wrote it"
@@ -208,7 +208,7 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
 
 
 def is_alarming(record: Record) -> bool:
-    """Return whether a record needs a person's attention."""
+    """Return whether a record needs the user's attention."""
     match record.typed:
         case RateObserved(finishes=finishes):
             return finishes is False
@@ -228,7 +228,7 @@ _TEARDOWNS = {
     Teardown.USER_OPERATED: "left running: you must end it",
     Teardown.NOT_PROVEN: "NOT proven gone",
 }
-"""How the end was proven; only a real destroy is called destroyed."""
+"""How the machine's end was proven. Only a real destroy is called destroyed."""
 _STEPS = {
     "create": "getting a machine",
     "await_ready": "getting the machine ready",
@@ -237,7 +237,7 @@ _STEPS = {
 
 
 def _ready(ready: ReadyObserved) -> str:
-    """Return words for a machine that answers; for several nodes, also their number and the speed between them."""
+    """Return a clause about a machine that answers; for several nodes, also their number and the speed between them."""
     network, others = ready.network or {}, ready.not_passed
     if others:
         names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
@@ -250,7 +250,7 @@ def _ready(ready: ReadyObserved) -> str:
 
 
 def _leg(leg: LegPlanned) -> str:
-    """Return where a moved run continues: from which checkpoint, on which machine, with how much money; and why."""
+    """Return where a moved run continues: its checkpoint, its machine and the remaining money; and why it moved."""
     start = f"from step {format_whole(leg.step)}" if leg.step else "from the beginning"
     again = leg.reached - leg.step
     twice = f", {format_whole(again)} steps are repeated" if leg.token and again > 0 else ""
@@ -262,7 +262,7 @@ def _leg(leg: LegPlanned) -> str:
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:
-    """Return how the work ended, with the reason if it differs, and the record's message if it failed or was lost."""
+    """Return how the work ended, with its reason, and the record's message if the work failed or was lost."""
     outcome, reason = _line(end.outcome), _line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
     why = _line(end.message) if is_worded else ""
@@ -271,7 +271,7 @@ def _ended(end: TrainObserved, terms: JobTerms) -> str:
 
 
 def _asked(intent: CreateIntended) -> str:
-    """Return which offer is requested, and its price, as far as the record has them (an older gpurun wrote less)."""
+    """Return which offer is requested, and its price, as far as the record has them. An older gpurun recorded less."""
     offer, asked = intent.offer, f"asking {_line(intent.provider)} for"
     if not whole(offer.get("gpu_count")):
         return f"{asked} a machine"
@@ -286,7 +286,7 @@ def _asked(intent: CreateIntended) -> str:
 
 
 def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
-    """Return the measured speed, and what follows: when the work ends and what it costs, or how far it gets."""
+    """Return the measured speed and its consequence: when the work ends and what it costs, or how far it gets."""
     measured, left_s = f"measured {tell_pace(rate)}", rate.left_s or 0
     expected, cap, needed = rate.expected_micros, rate.cap_micros, rate.needed_micros
     if rate.finishes:
@@ -302,7 +302,7 @@ def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
 
 
 def tell_pace(rate: RateObserved) -> str:
-    """Return the measured speed in tokens per second, or in seconds per step if tokens are unknown."""
+    """Return the measured speed in tokens per second; if tokens are not known, in seconds per step."""
     speed = number(rate.tokens_per_s)
     return f"{number(rate.step_s) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 
@@ -321,7 +321,7 @@ def _collected(downloaded: FilesBrought) -> str:
 
 
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
-    """Return one line for a trainer's event; for an unknown kind only its name."""
+    """Return one line for a trainer's event. For an unknown kind, the line has only its name."""
     if isinstance(event, StartEvent):
         return _start(event)
     if isinstance(event, TrialEvent):
@@ -370,7 +370,7 @@ def _event_words(event: TrainerEvent, steps: int | None) -> str:
 
 
 def trial_words(event: TrialEvent) -> str:
-    """Return what a trial reports about itself."""
+    """Return a line with a trial's state, step, result and settings."""
     settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
     result = "" if event.result is None else f", {format_loss(event.result)}"
     why = f": {_line(event.why)}" if event.why else ""
@@ -383,7 +383,7 @@ def _line(text: str) -> str:
 
 
 def metrics(event: StepEvent, steps: int | None) -> str:
-    """Return the figures of a step, leaving out missing ones."""
+    """Return the figures of a step that are known."""
     parts = [] if event.loss is None and "loss" not in event.said else [f"loss {format_loss(event.loss)}"]
     if event.lr is not None:
         parts.append(f"lr {format_small(event.lr)}")

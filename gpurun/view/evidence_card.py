@@ -1,4 +1,4 @@
-"""A run's evidence card, in Markdown and as a self-contained page; and a table of a class's cards."""
+"""A run's evidence card, in Markdown and as a self-contained page, and a table of a class's cards."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Quoted = Sequence[tuple[str, Sequence[str]]]
 def card_markdown(
     receipt: Receipt, *, platform: str, shutdown: str = "", more: Sequence[tuple[str, str]] = (), quoted: Quoted = ()
 ) -> str:
-    """Return the card for a platform that accepts text; `platform` is where it ran, as its user put it.
+    """Return the card for a platform that accepts text. `platform` is the place where it ran, as the user typed it.
 
-    `more` are rows in addition to the receipt's.
+    `more` are rows in addition to the receipt's. `quoted` are blocks of log lines.
     """
     predicate = receipt.predicate
     rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first(predicate, platform), *more])
@@ -62,7 +62,7 @@ def card_html(
     quoted: Quoted = (),
     losses: Sequence[tuple[int, float]] = (),
 ) -> str:
-    """Return the card as one HTML page without scripts or links; the curve of its `losses` comes first."""
+    """Return the card as one HTML page without scripts or links. It begins with the curve of its `losses`."""
     predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
     pairs = [*_first(predicate, platform), *more, *card_pairs(receipt, shutdown)]
     for _, files in file_rows(predicate):
@@ -84,7 +84,7 @@ def card_html(
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
-    """Return losses by step as an SVG, drawn without a library, which a card must not need; "" for fewer than two."""
+    """Return losses by step as an SVG, drawn without a library; "" for fewer than two losses."""
     drawn = [(step, loss) for step, loss in losses if isfinite(loss)]
     if len(drawn) < 2:
         return ""
@@ -117,7 +117,7 @@ def _first(predicate: Predicate, platform: str) -> list[tuple[str, str]]:
 
 
 def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
-    """Return a table with one row per card or learner, then how often each verdict occurs; rows are `CardRow`s."""
+    """Return a table with one row per card or learner, and then the count of each verdict. `rows` are `CardRow`s."""
     is_replayed = any(row.replayed for row in rows)
     columns = (
         Column("LEARNER"),
@@ -156,7 +156,7 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
 
 
 def roster_csv(rows: Sequence[Any]) -> str:
-    """Return the cards as CSV; a cell that could run as a formula is quoted, because names are untrusted."""
+    """Return the cards as CSV. A cell that could run as a formula is quoted, because names are untrusted."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)

@@ -1,4 +1,4 @@
-"""The table of `auth status`: which provider has a key, and where it was found."""
+"""The table of `auth status`: which providers have a key, and where each key was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True)
 class KeyRow:
-    """The key of one provider. Without a `source`, either no key was found or a `problem` prevents its use."""
+    """The key of one provider. If `source` is None, no key was found, or a `problem` prevents its use."""
 
     name: str
     source: str | None
@@ -22,7 +22,7 @@ class KeyRow:
 
 
 def keys_table(rows: Sequence[KeyRow], style: Style) -> list[Line]:
-    """Return the keys in the given order, without any part of their values."""
+    """Return the keys in the given order. No part of a key's value is shown."""
     columns = (Column("PROVIDER"), Column("KEY"), Column("FROM", least=20), Column("", least=20, leaves=1))
     return table(columns, [_cells(row) for row in rows], style)
 

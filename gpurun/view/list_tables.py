@@ -1,4 +1,4 @@
-"""The tables of the smaller verbs: ps, recipes, offers, reap, pack, config, doctor."""
+"""The tables of the smaller verbs: ps, recipes, pack, config, doctor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run for `ps`. `dies_wall` is the time by which its machine must end, `dies_by` what enforces that.
+    """One run for `ps`. `dies_wall` is the time by which its machine must end, `dies_by` is what enforces that.
 
-    `spent_is` tells whether the cost is exact, an upper bound or a lower bound.
+    `spent_is` states whether the cost is exact, an upper bound or a lower bound.
     """
 
     run: str
@@ -38,7 +38,7 @@ class RunRow:
 
 
 def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
-    """Return runs that may be billing first, then live ones, then the rest in the given order."""
+    """Return runs that may be billed first, then active runs, then the rest; otherwise in the given order."""
     columns = (
         Column(""),
         Column("RUN"),
@@ -73,7 +73,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
 
 
 def _began(row: RunRow, now: float) -> str:
-    """Return how long ago an open run began; for a closed run, when it began."""
+    """Return how long ago an open run began; for a closed run, the date on which it began."""
     if row.started_wall is None:
         return UNKNOWN
     is_over = not row.live and not row.may_be_billing
@@ -125,7 +125,7 @@ def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
 
 @dataclass(frozen=True)
 class PackRow:
-    """One file of a pack; a refused file is not uploaded."""
+    """One file of a pack. A file with a `refusal` is not uploaded."""
 
     name: str
     bytes: int
@@ -163,7 +163,7 @@ class Finding:
 
 def doctor_lines(findings: Sequence[Finding], style: Style) -> list[Line]:
     """Return a line for each finding: a mark, the finding, and what to do about it; then a summary."""
-    blank = "" if style.unicode else " "  # In ASCII the tick is two letters wide.
+    blank = "" if style.unicode else " "  # In ASCII the tick is two letters wide, so the other marks get a blank.
     marks = {"ok": Span("✔", "good"), "warn": Span(f"!{blank}", "warn"), "bad": Span(f"✘{blank}", "bad")}
     lines: list[Line] = []
     for finding in findings:

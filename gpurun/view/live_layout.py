@@ -1,4 +1,4 @@
-"""Draws the live view: a pure function of the `Screen`, the available room, and the time."""
+"""Draws the live view as a pure function of the `Screen`, the available room, and the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _APART = "   "
 _MOST_ALARM_LINES = 2
 _SIDE = 34
 _WIDE = 96
-# Longer than a step, an evaluation or a lost connection usually takes.
+# Longer than a step, an evaluation or a lost connection usually lasts.
 _QUIET_S = 120.0
 _DOING = {
     "plan": "STARTING",
@@ -42,7 +42,7 @@ _DOING = {
     "destroy": "DESTROYING",
     "receipt": "SETTLING",
 }
-# The effect of Ctrl-C depends on the phase; the footer must never promise anything else.
+# The effect of Ctrl-C depends on the phase. The footer must never promise another effect.
 _FOOTERS = {
     "run": "Ctrl-C: detach or stop",
     "collect": "Ctrl-C: leave; the rest continues without this terminal",
@@ -72,9 +72,9 @@ _HELP = (
 
 
 def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False, helps: bool = False) -> list[Line]:
-    """Return the view as lines, none wider than the terminal, and at most one fewer than its height.
+    """Return the view as lines, none wider than the terminal, and at least one fewer than its height.
 
-    While the run continues, the last line explains Ctrl-C and, with `keys`, names the key that opens the help. With
+    Until the run is closed, the last line explains Ctrl-C and, with `keys`, names the key that opens the help. With
     `helps`, the help replaces chart and log. If there is little room, the chart is dropped first.
     """
     room = max(4, style.height - 1)
@@ -96,7 +96,7 @@ def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False,
 
 
 def _footer(screen: Screen) -> str:
-    """Return what Ctrl-C does now; between two machines it has work to lose, so it asks."""
+    """Return what Ctrl-C does now. Between two machines the run has work to lose, so Ctrl-C asks first."""
     is_between = screen.is_waiting or (screen.leg and screen.phase in ("plan", "provision", "ship"))
     return _FOOTERS["run"] if is_between else _FOOTERS.get(screen.phase, _BEFORE_TRAINING)
 
@@ -123,7 +123,7 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
 
 def _state(screen: Screen) -> Span:
     if screen.exit_code == 0 and screen.outcome == "stopped":
-        return Span("STOPPED", "warn")  # Stopped on request, with steps left.
+        return Span("STOPPED", "warn")  # It was stopped on request before its last step.
     if screen.exit_code is not None:
         return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
     if screen.stopping and screen.phase in _BEFORE_COLLECTING:
@@ -132,7 +132,7 @@ def _state(screen: Screen) -> Span:
 
 
 def _phases(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return the phases: a tick and a time if finished, a dot if current, a cross if failed."""
+    """Return the phases: a tick and the time if finished, a dot if current, a cross if failed."""
     narrow = style.width < 100
     names = PHASES[1:] if narrow and screen.phases["plan"].ended is not None else PHASES
     parts = [_phase(name, screen.phases[name], name == screen.phase, now) for name in names]
@@ -152,7 +152,7 @@ def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
 
 
 def _training(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return progress and figures once there are steps, and what is being done now."""
+    """Return progress and figures once there are steps, and the current activity."""
     lines: list[Line] = []
     last, steps = screen.step, screen.steps
     if last is not None and last.step is not None:
@@ -171,7 +171,7 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> list[Line]:
-    """Return the progress: one line with a bar, or several without a bar if there is little room."""
+    """Return the progress in one line with a bar; if there is little room, in several lines without a bar."""
     label = line(Span(" step", "dim"))
     if not steps:
         return flow([line(Span(format_whole(step), "title"))], style, indent=_LABEL, first=label)
@@ -186,7 +186,7 @@ def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> lis
 
 
 def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]:
-    """Return the figures of the latest step, leaving out unknown ones."""
+    """Return the known figures of the latest step and the latest evaluation."""
     evaluation = screen.evaluation
     parts = [line(Span(format_loss(step.loss), "title"))] if step is not None and "loss" in step.said else []
     label = "loss" if parts or evaluation is not None else "speed"
@@ -208,7 +208,7 @@ def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]
 
 
 def _cards(screen: Screen, style: Style) -> list[Line]:
-    """Return what the machine's GPUs do; [] if that is unknown."""
+    """Return the use, memory, temperature and power of the machine's GPUs; [] if they are not known."""
     now = screen.gpus
     if now is None or screen.phase != "run" or screen.closed_wall is not None:
         return []
@@ -264,7 +264,7 @@ def _side(screen: Screen, style: Style) -> list[Line]:
 
 
 def _trials(screen: Screen, style: Style, now: float, most: int) -> list[Line]:
-    """Return a table of the trials; the cost of a trial is its share by seconds."""
+    """Return a table of the trials. The cost of a trial is its share of the total cost, by seconds."""
     events, spent = list(screen.trials.values()), screen.spent(now)
     whole_s = sum(event.seconds or 0.0 for event in events if not event.is_restored)
     best = min(events, key=lambda event: event.rank)
@@ -310,7 +310,7 @@ def _used(spent: Micros, cap: Micros, style: Style) -> Line:
 
 
 def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return the time at which the machine must end, while it lives, and where the last checkpoint is."""
+    """Return the pace, the time by which a living machine must end, and where the last checkpoint is."""
     lines: list[Line] = []
     if screen.pace and screen.phase == "run":
         lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
@@ -327,7 +327,7 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return where the newest checkpoint is, and which checkpoint is here; for other jobs, how many files are here."""
+    """Return where the newest checkpoint is, and which checkpoint or how many files are on this computer."""
     newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
     parts: list[Line] = []
     if newest is not None and (home is None or newest > home):
@@ -343,7 +343,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _away(screen: Screen, now: float) -> Span:
-    """Return where the newest checkpoint is if it was not downloaded: still on the machine, or lost."""
+    """Return where the newest checkpoint is if it was not downloaded: still on the machine, or lost with it."""
     if screen.phases["destroy"].ended is not None:
         return Span("did not come home", "bad")
     written = screen.checkpoint_wall()

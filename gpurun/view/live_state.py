@@ -1,6 +1,6 @@
-"""The state of the live view: it receives records, events and log lines, answers with facts, and draws nothing.
+"""The state of the live view. It receives records, events and log lines, provides figures, and draws nothing.
 
-Everything that it keeps is bounded, because the remote side decides how much it sends.
+Everything that it stores is limited, because the machine decides how much it sends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
 _MOST_TRIALS = 1000
-_GPU_EVERY_S = 5.0  # The agent's own interval; the figures are read more often than they change.
+_GPU_EVERY_S = 5.0  # The agent's own interval. The figures are read more often than they change.
 
 
 @dataclass
@@ -67,7 +67,7 @@ class PhaseTime:
 
 
 class Series:
-    """Points of a curve. If there are too many, every second point is dropped, now and among those added later."""
+    """Points of a curve. If there are too many, every second point is dropped, and so is every second later point."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -75,7 +75,7 @@ class Series:
         self._offered = 0
 
     def add(self, x: float, y: float) -> None:
-        """Add a point, unless it is one of those skipped to keep the curve short."""
+        """Add a point, unless it is one of those that are skipped to keep the curve short."""
         if self._offered % self._stride == 0:
             self.points.append((x, y))
         self._offered += 1
@@ -85,10 +85,10 @@ class Series:
 
 
 class Screen:
-    """What is known about one run, and what the live view shows of it."""
+    """What is known about one run, which the live view shows."""
 
     def __init__(self, plan: Plan, spent_by: Callable[[Sequence[Record], float], Micros]) -> None:
-        """Begin with a plan; `spent_by` is the ledger's function for the cost of a journal's records up to a time."""
+        """Begin with a plan. `spent_by` is the ledger's function for the cost of a journal's records up to a time."""
         self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
@@ -103,7 +103,7 @@ class Screen:
         self.heard_wall: float | None = None
         self.deadline_wall: float | None = None
         self.queued: Lease | None = None
-        """The lease of a job that may still be in a queue; the lease begins when the job starts."""
+        """The lease of a job that may still be in a queue. The lease begins when the job starts."""
         self.pace, self.is_too_slow = "", False
         self.start: StartEvent | None = None
         self.step: StepEvent | None = None
@@ -132,7 +132,7 @@ class Screen:
         heard_wall: float | None = None,
         gpus: GpuReading | None = None,
     ) -> None:
-        """Add the new input, the current transfer and GPU figures, and the time at which the machine last answered."""
+        """Add the new input, the current transfer and GPU figures, and the time of the machine's last reply."""
         self.moving, self.heard_wall = moving, heard_wall
         self.gpus = gpus
         if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:
@@ -142,7 +142,7 @@ class Screen:
             self._records.append(record)
             self._record(record)
             self.story = tell_record(record, self.terms)
-            if is_alarming(record) and str(record.event) != "rate.observed":  # This one has its own line.
+            if is_alarming(record) and str(record.event) != "rate.observed":  # A measured rate has its own line.
                 self.alarm = self.story
         for event in events:
             self._event(event)
@@ -150,18 +150,18 @@ class Screen:
 
     @property
     def steps(self) -> int | None:
-        """Return the number of steps that the job announced, or else the plan's."""
+        """Return the number of steps that the job announced, or else the plan's; None if neither is known."""
         announced = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
         return announced or self.plan.job.steps or None
 
     def silent_s(self, now: float) -> float | None:
-        """Return the seconds since a running trainer was last heard; None if no trainer should be running."""
+        """Return the seconds since the last output of a running trainer; None if no trainer should be running."""
         if self.phase != "run" or self.phases["run"].ended or self.heard_wall is None:
             return None
         return max(0.0, now - self.heard_wall)
 
     def eta_s(self) -> float | None:
-        """Return the seconds of training that are left at the latest speed."""
+        """Return the seconds of training that are left at the latest speed; None if they are not known."""
         last, steps = self.step, self.steps
         if last is None or last.step is None or last.step_s is None or steps is None:
             return None
@@ -170,11 +170,11 @@ class Screen:
         return max(0.0, last.step_s * (steps - last.step))
 
     def spent(self, now: float) -> Micros:
-        """Return the cost of the rentals up to `now`, as the ledger calculates it."""
+        """Return the cost of the rentals up to `now`, as the ledger computes it."""
         return self._spent_by(self._records, now)
 
     def at_end(self, now: float) -> Micros | None:
-        """Return the expected cost at the end of training, at most the worst case; None while it is unknown."""
+        """Return the expected cost at the end of training, at most the worst case; None while it is not known."""
         eta = self.eta_s()
         return None if eta is None else min(self.spent(now + eta), self.worst_micros)
 
@@ -189,12 +189,13 @@ class Screen:
         return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
-        """Take the approved offer that is requested now; offers before it were unavailable."""
+        """Switch to the approved offer that is requested now, because the offers before it were not available."""
         taken = next(
             (candidate for candidate in self.plan.approved if candidate.offer.model_dump(mode="json") == intent.offer),
             None,
         )
-        if self.leg:  # Price, lease and worst case are this leg's, also on an offer that the first plan had.
+        # On a later leg, price, lease and worst case are this leg's, even if the first plan has the offer too.
+        if self.leg:
             offer, worst = Offer.model_validate(intent.offer), Micros(intent.worst_micros)
             leased = {"offer": offer, "lease": Lease(**intent.lease.model_dump()), "worst_micros": worst}
             taken = (taken or self.plan.chosen).model_copy(update=leased)
@@ -222,7 +223,8 @@ class Screen:
                     self.queued = None
             case LegPlanned() as leg:
                 self.spent_before = Micros(leg.spent_micros)
-                if leg.left_micros is not None:  # Until the next request states its worst case, the cap bounds it.
+                # Until the next create request states its worst case, the cap limits it.
+                if leg.left_micros is not None:
                     chosen = self.plan.chosen.model_copy(update={"worst_micros": Micros(leg.left_micros)})
                     self.plan = self.plan.with_chosen(chosen)
                 self.leg = f"leg {leg.number}" + (f" from step {format_whole(leg.step)}" if leg.step else "")
@@ -275,12 +277,12 @@ class Screen:
             series.add(float(step), value)
 
     def checkpoint_wall(self) -> float:
-        """Return when the last checkpoint was written; 0.0 if the remote side does not say."""
+        """Return when the last checkpoint was written; 0.0 if the machine does not report it."""
         return (self.checkpoint.wall if self.checkpoint is not None else None) or 0.0
 
 
 def _newest_whole(downloaded: FilesBrought, whole_kinds: frozenset[str]) -> int | None:
-    """Return the newest step whose checkpoint files were all downloaded and verified; None if there is none."""
+    """Return the newest step of which all checkpoint files were downloaded and verified; None if there is none."""
     kinds: dict[int, set[str]] = {}
     for file in downloaded.files:
         kinds.setdefault(file["step"], set()).add(file["kind"])

@@ -1,6 +1,7 @@
-"""The live view's window: redraws a terminal in place when its caller says so. It has no thread, no clock, no input.
+"""The live view's window. It redraws a terminal in place when its caller requests it; it has no thread, clock or input.
 
-This is the only importer of rich, which gets styled text that is already harmless: it interprets no markup.
+Only this module imports rich. rich gets styled text that was already made harmless, and does not interpret markup in
+it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _LOOKS = {
 
 
 class LiveWindow:
-    """A context manager; inside it, `show` redraws the view. Use `PlainView` if `style.redraw` is false.
+    """A context manager inside which `show` redraws the view. Use `PlainView` if `style.redraw` is false.
 
-    The last picture stays on the terminal, unless `keep` is false. Leaving restores the cursor, also after an
+    The last picture stays on the terminal, unless `keep` is false. Leaving restores the cursor, even after an
     exception.
     """
 
@@ -72,7 +73,7 @@ class LiveWindow:
     def show(self, screen: Screen, *, now: float, keys: bool = False, helps: bool = False) -> None:
         """Draw the screen for the current size of the terminal; see `live_screen`."""
         if self._console.size != self._size:
-            # A narrower terminal has wrapped the old picture; rich cannot know where its lines are now.
+            # A narrower terminal has wrapped the old picture, and rich cannot know where its lines are now.
             self._size = self._console.size
             self._console.clear()
         style = replace(self._style, width=self._size.width, height=self._size.height)

@@ -1,4 +1,4 @@
-"""The terms of a mandate, for the person who writes it or reads it."""
+"""The terms of a mandate, for the user who writes or reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.view.table import fields
 
 
 def mandate_lines(terms: Mapping[str, Any], style: Style, *, now: float, revoked: bool = False) -> list[Line]:
-    """Draw what a mandate permits; if `terms` is empty, say that the file of the mandate is not valid."""
+    """Return what a mandate permits. If `terms` is empty, return a warning that the mandate's file is not valid."""
     if not terms:
         return [
             line("  ", Span("It was edited, or its file cannot be read: no run starts under it.", "warn")),

@@ -1,4 +1,4 @@
-"""Durations, sizes, counts, hashes and metrics for people. Money is in core.money."""
+"""Durations, sizes, counts, hashes and metrics for users. Money is formatted in core.money."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNKNOWN = "—"
 
 
 def format_duration(seconds: float) -> str:
-    """Return `42 s`, `9 m 05 s`, `3 h 08 m` or `2 d 03 h`; negative counts as zero, a non-finite value is unknown."""
+    """Return `42 s`, `9 m 05 s`, `3 h 08 m` or `2 d 03 h`. Negative counts as zero; not finite gives UNKNOWN."""
     if not math.isfinite(seconds):
         return UNKNOWN
     whole = max(0, int(seconds))
@@ -25,13 +25,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_exact(seconds: int) -> str:
-    """Return a duration to the second without empty parts, so that sums can be checked: `3 h 42 m`, `1 m 30 s`."""
+    """Return a duration to the second, without zero parts, so that sums can be checked: `3 h 42 m`, `1 m 30 s`."""
     parts = ((seconds // 3600, "h"), (seconds % 3600 // 60, "m"), (seconds % 60, "s"))
     return " ".join(f"{value} {unit}" for value, unit in parts if value) or "0 s"
 
 
 def format_stopwatch(seconds: float) -> str:
-    """Return the duration of a phase in short form: `1:48` or `2:03:10`."""
+    """Return the duration of a phase in short form, such as `1:48` or `2:03:10`."""
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     hours, minutes, second = whole // 3600, whole % 3600 // 60, whole % 60
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
@@ -58,7 +58,10 @@ def format_bytes(number: float) -> str:
 
 
 def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
-    """Return the number in the largest unit that leaves at least 1; one decimal below 10, but not in the first unit."""
+    """Return the number in the largest unit in which it is at least 1; with one decimal if that is below 10.
+
+    The first unit has no decimals.
+    """
     if not math.isfinite(number):
         return UNKNOWN
     value, index = float(number), 0
@@ -70,19 +73,19 @@ def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
 
 
 def short_hash(digest: str) -> str:
-    """Return the first and last four digits: `9f2c…1ab4`; a short digest stays complete."""
+    """Return the first and last four digits, such as `9f2c…1ab4`. A short digest is returned whole."""
     return digest if len(digest) <= 9 else f"{digest[:4]}…{digest[-4:]}"
 
 
 def format_loss(loss: float | None) -> str:
-    """Return a loss with three decimals, or three digits if that would be long."""
+    """Return a loss with three decimals; from 1000 on, in scientific notation. None and non-finite give UNKNOWN."""
     if loss is None or not math.isfinite(loss):
         return UNKNOWN
     return f"{loss:.3f}" if abs(loss) < 1000 else f"{loss:.2e}"
 
 
 def format_small(number: float | None) -> str:
-    """Return a small number such as a learning rate: `4.1e-4`; 0 is `0`."""
+    """Return a small number such as a learning rate in the form `4.1e-4`; 0 gives `0`."""
     if number is None or not math.isfinite(number):
         return UNKNOWN
     if number == 0:
@@ -92,16 +95,16 @@ def format_small(number: float | None) -> str:
 
 
 def format_percent(share: float, decimals: int = 0) -> str:
-    """Return a share in percent: `50.5 %`."""
+    """Return a share in percent: `50 %`, or `50.5 %` with one decimal. A share that is not finite gives UNKNOWN."""
     return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else UNKNOWN
 
 
 def why_free(provider: str) -> str:
-    """Return why a run at that provider costs nothing, in words."""
+    """Return a phrase about why a run at that provider costs nothing."""
     return place_facts(provider).why_free
 
 
 def format_cards(gpu: str, gpu_count: int, nodes: int) -> str:
-    """Return the GPUs and nodes: `8×A100`, `2×8×A100`, `cpu`, `2×cpu`."""
+    """Return the GPUs and nodes, such as `8×A100`, `2×8×A100`, `cpu` or `2×cpu`."""
     cards = f"{gpu_count // nodes}×{gpu}" if gpu_count else "cpu"
     return f"{nodes}×{cards}" if nodes > 1 else cards

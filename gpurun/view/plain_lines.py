@@ -1,7 +1,7 @@
 """Output without a terminal: one line per event, UTC times, no carriage returns or escapes, a heartbeat each minute.
 
-Metrics are reduced to one line per `metric_period_s`; other remote output passes at a limited rate, newest
-first, so that a flood of warnings cannot fill a CI log. Journal records are never held back.
+Metrics are reduced to one line per `metric_period_s`. Other output of the machine is limited to a certain rate, and the
+newest is preferred, so that a flood of warnings cannot fill a CI log. Journal records are always shown.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _BURST = 40
 _LINES_PER_S = 1.0
-# The start and end of training are always shown, although not a flood of such events.
+# The start and end of training are always shown, unless there is a flood of them.
 _ALWAYS = (StartEvent, StopEvent)
-# A shorter transfer is only reported when it ends.
+# A transfer that is shorter than this is reported only when it ends.
 _WORTH_S = 5.0
 
 
@@ -104,7 +104,7 @@ class PlainView:
         return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
-        """Hold the latest step for `_metric`; release it before a stop, so that the last figures are never lost."""
+        """Keep the latest step for `_metric`. Show it before a stop event, so that the last figures are not lost."""
         if isinstance(event, StepEvent):
             self._held = event
             return []

@@ -1,4 +1,4 @@
-"""The plan screen: what will be done, on which machine, and its maximum cost, with the calculation shown."""
+"""The plan screen: what will be done, on which machine, and the most that it can cost, with the calculation."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool
 
 
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> list[Line]:
-    """Return the whole screen, with the best offers or `every` offer.
+    """Return the whole screen, with the best offers or, if `every`, all offers.
 
-    With `now`, in wall time, the screen shows when the lease would end if the user agreed now.
+    With `now` (wall time), the screen shows when the lease would end if the run started now.
     """
     terms, (name, *more) = plan.job.terms, plan.job.headline()
     what: list[Cell] = [Span(name, "title"), *more]
@@ -94,7 +94,7 @@ def _time(plan: Plan) -> list[Cell]:
 def _ship(plan: Plan) -> list[Cell]:
     """Return what is uploaded, how long that takes, and its digests."""
     what, digests = plan.job.cargo(plan)
-    if not plan.ship_files:  # Data that is not here yet has a size, but no files to count.
+    if not plan.ship_files:  # Data that is not prepared yet has a size, but no files to count.
         return [*what, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
     size = f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}"
     return [*what, size, *_sending(plan), *digests]
@@ -112,7 +112,7 @@ def _sending(plan: Plan) -> list[Cell]:
 
 
 def _stage(stage: StagePlan, plan: Plan) -> list[Cell]:
-    """Return what is in the bucket, what will be uploaded before anything is rented, and how much that saves."""
+    """Return what is in the bucket, what will be uploaded before anything is rented, and the time that this saves."""
     if not stage.files:
         return [stage.url, "large files are uploaded there before anything is rented"]
     there = f"{stage.there_files} of {stage.files} files are there ({format_bytes(stage.there_bytes)})"
@@ -145,7 +145,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
-    if not lease.queue_s:  # A scheduler ends the jobs that it starts.
+    if not lease.queue_s:  # A scheduler itself ends the jobs that it starts.
         hourly = format_rate(offer.rate_micros_per_hour)
         worst.append(f"if {offer.provider} does not end it in time, {hourly} more until it does")
     if not plan.job.is_estimated:
@@ -154,7 +154,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
 
 
 def _cap(plan: Plan) -> list[Cell]:
-    """Return the cap, with its source if it was not typed: a folder's file may have lowered it."""
+    """Return the cap, with its source if the user did not type it. A folder's file may have lowered it."""
     if plan.cap_micros is None:
         return []
     place = f" ({plan.cap_from})" if plan.cap_from not in ("", "--max-cost") else ""
@@ -171,8 +171,8 @@ def _part(plan: Plan) -> list[Cell]:
 
 
 def _trust(plan: Plan) -> list[Cell]:
-    """Return which machine will be trusted, and which secrets it gets."""
-    from gpurun.providers.catalog import terms_of  # Read the catalogue only to draw a plan.
+    """Return which machine will be trusted, and which secrets it receives."""
+    from gpurun.providers.catalog import terms_of  # The catalogue is read only when a plan is drawn.
 
     key = f"host key: {plan.box.trusted}" if plan.box else place_facts(plan.offer.provider).trust
     named = [f"your {name}" for name in plan.job.secrets]

@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Sequence[str], style: Style) -> list[Line]:
-    """Return the offers in the given order, then notes about them, warnings first."""
+    """Return the offers in the given order, then warnings and notes about them."""
     lines = table(_COLUMNS, [_cells(offer) for offer in offers], style) if offers else []
     if offers and (notes or warnings):
         lines.append(line())
@@ -39,7 +39,7 @@ def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Seque
 
 
 def partitions_table(partitions: Sequence[Partition], style: Style) -> list[Line]:
-    """Return the partitions of a cluster in the given order: working and idle nodes, their GPUs, the longest job."""
+    """Return the partitions of a cluster in the given order: nodes that work, idle nodes, GPUs, and the longest job."""
     columns = (
         Column("PARTITION"),
         Column("STATE"),
@@ -76,5 +76,5 @@ def _cells(offer: Offer) -> list[Cell]:
 
 
 def _source(offer: Offer) -> str:
-    """Return whether a price is live or from the catalogue; a note below the table has the date."""
+    """Return whether a price is live or from the catalogue. A note below the table has the catalogue's date."""
     return "catalogue" if offer.price_source.startswith("catalogue") else "live"

@@ -15,7 +15,7 @@ _BAR_CELLS, _MOST_WORDS = 60, 100
 
 
 def moving_words(moving: Moving) -> str:
-    """Return progress for a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m"; then its words."""
+    """Return progress for a log, such as "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", and the last line of its words."""
     last = next((shown for words in reversed(moving.words.split("\n")) if (shown := safe_line(words).strip())), "")
     far = _how_far(moving)
     return f"{far} · {clip(last, _MOST_WORDS)}" if last else far

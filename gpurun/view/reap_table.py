@@ -1,4 +1,4 @@
-"""What `gpurun reap` found: the owner of each machine, what happened to it, and what to do."""
+"""The result of `gpurun reap`: the owner of each machine, what happened to it, and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACTIONS = {
 
 
 def reap_table(found: Sequence[Orphan | Stray], queried: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """Return a table of everything with gpurun's tag; if nothing was found, the providers that were queried."""
+    """Return a table of everything with gpurun's tag. If nothing was found, name the providers that were queried."""
     if not found:
         nothing = f" Nothing of gpurun is left at: {', '.join(queried)}."
         return [line(" ", Span("✔", "good"), nothing)] if queried else []
@@ -46,7 +46,7 @@ def reap_table(found: Sequence[Orphan | Stray], queried: Sequence[str], style: S
 
 
 def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
-    """Yield what to do about each machine that may be billing unattended, or what was done about it."""
+    """Yield what to do about each machine that may be billed unattended, or what was done about it."""
     for orphan in found:
         who = safe_line(f"{orphan.instance.provider} {orphan.instance.id}")
         ends = f"gpurun reap {_flags(orphan.owner)}"

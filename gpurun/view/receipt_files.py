@@ -1,4 +1,4 @@
-"""The files in a receipt for a page: those that came home, and those that did not."""
+"""The files in a receipt: those that were downloaded, and those that were not."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpurun.view.number_format import format_whole, short_hash
 from gpurun.view.styled_text import Cell, Span
 
 MOST_CELLS = 20
-"""The most files of one kind that a screen shows; the receipt has all."""
+"""The most files of one kind that a screen shows. The receipt has all of them."""
 
 
 @dataclass(frozen=True)
 class FilesHome:
-    """The files of one kind that a receipt lists, and how many more are in the run's `collected.list`."""
+    """The files of one kind that a receipt lists. `unnamed` is how many more are only in the run's `collected.list`."""
 
     title: str
     files: list[FileAtHome]
     unnamed: int = 0
 
     def more(self, named: int) -> int:
-        """Return how many files are not shown if `named` of them are."""
+        """Return how many files are not shown if `named` files are shown."""
         return len(self.files) + self.unnamed - min(named, len(self.files))
 
 
 def files_home(predicate: Predicate) -> list[FilesHome]:
-    """Return the files that came home, except samples: checkpoints, and a command's other outputs."""
+    """Return the downloaded files, except samples: checkpoints, and other outputs of a command."""
     named, listed = predicate["checkpoint"]["files"], predicate["checkpoint"].get("listed")
     files = [file for file in named if file["kind"] != "sample"]
     outputs = [file for file in files if file["kind"] == "output"]
@@ -39,7 +39,7 @@ def files_home(predicate: Predicate) -> list[FilesHome]:
 
 
 def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the title and the cells of each kind of file: name and digest; of many files, the first and a count."""
+    """Yield the title and the cells of each kind of file: names with digests, and a count of the others."""
     listed = predicate["checkpoint"].get("listed")
     for home in files_home(predicate):
         cells: list[Cell] = [
@@ -52,7 +52,7 @@ def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
 
 
 def files_missing(predicate: Predicate) -> list[Cell]:
-    """Return the names of the files that did not come home."""
+    """Return the names of the files that were not downloaded."""
     named, listed = predicate["checkpoint"].get("missing") or (), predicate["checkpoint"].get("missing_files")
     cells: list[Cell] = [Span(readable_name(str(name)), "bad") for name in named]
     more = listed["files"] - len(named) if listed else 0

@@ -1,4 +1,4 @@
-"""A receipt in Markdown, to hand in or to paste: complete digests, and times in UTC."""
+"""A receipt in Markdown, to hand in or to paste, with complete digests and times in UTC."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
 
 
 def literal_block(title: str, texts: Sequence[str]) -> list[str]:
-    """Return lines below a title, in a fence that none of them can close."""
+    """Return the lines below a title, in a fenced block that none of the lines can close."""
     longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"## {title}", "", f"{fence}text", *texts, fence]
 
 
 def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
-    """Return the fields of a receipt that are handed in, by name: complete digests, and times in UTC."""
+    """Return the fields of a receipt to hand in, as (name, text), with complete digests and times in UTC."""
     predicate = receipt.predicate
     pairs: list[tuple[str, str]] = []
     for name, parts in receipt_pairs(predicate, now=0.0, shutdown=shutdown):
@@ -78,7 +78,7 @@ def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
 
 
 def file_rows(predicate: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the files that came home, as "checkpoint" and "output": names with digests, and a count of others."""
+    """Return the downloaded files as "checkpoint" and "output": names with digests, and a count of the rest."""
     rows = []
     for home in files_home(predicate):
         names = [(readable_name(file["name"]), file["sha256"]) for file in home.files[:_MOST_FILES]]

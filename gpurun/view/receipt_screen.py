@@ -1,6 +1,6 @@
-"""The receipt for a terminal; `receipt_markdown.py` has the form for handing in or pasting.
+"""The receipt for a terminal. `receipt_markdown.py` has the form to hand in or to paste.
 
-Unknown values stay unknown: what was not measured is left out or called unknown, never guessed.
+What was not measured is left out or called unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NOT_HERE = "but its checkpoint is not at home"
 def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str = "", then: str = "") -> list[Line]:
     """Return the receipt for a terminal.
 
-    `shutdown` is what is known about the end of the user's own box, `then` the next command to type.
+    `shutdown` is what is known about the end of the user's own box. `then` is the next command to type.
     """
     predicate = receipt.predicate
     mark = {
@@ -105,7 +105,7 @@ def shutdown_words(predicate: Predicate) -> Span:
 
 
 def cost_label(predicate: Predicate) -> str:
-    """Return the label that says how exactly the cost is known."""
+    """Return a label that states how exactly the cost is known."""
     place = place_facts(predicate["asked"]["provider"])
     if place.is_queued and not any(rental["rate_micros_per_hour"] for rental in predicate["cost"]["rentals"]):
         return place.why_free
@@ -115,14 +115,14 @@ def cost_label(predicate: Predicate) -> str:
 
 
 def _headed(title: Line, right: Line, style: Style) -> list[Line]:
-    """Return title and number in one line, or in two if the name would be cut."""
+    """Return title and number in one line; in two lines if the title would be cut."""
     if count_cells(title) + 2 + count_cells(spell(span, style) for span in right) <= style.width:
         return [spread(title, right, style)]
     return [title, (Span("  "), *right)]
 
 
 def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str = "") -> list[tuple[str, list[Cell]]]:
-    """Return the fields of both forms, in order."""
+    """Return the fields of the terminal's and the Markdown form, in order."""
     ended, digests, prev = predicate["teardown"]["is"] or "", predicate["digests"], predicate["prev"]
     name, ending, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
     closed = Span(shutdown, "bad" if shutdown.startswith("SHUTDOWN NOT") else "good")
@@ -168,7 +168,7 @@ def _hashed(word: str, digest: str) -> str:
 
 
 def times_of(predicate: Predicate) -> list[tuple[str, float | None]]:
-    """Return when each event was seen, in seconds since the epoch; None if unknown."""
+    """Return when each event was seen, in seconds since the epoch; None if that is not known."""
     stamps: dict[str, Any] = {**predicate["timeline"]}
     known = {name: datetime.fromisoformat(stamps[name]) for name in _TIMES if stamps[name] != NOT_KNOWN}
     words = {name: name.replace("train", terms_in(predicate).verb).replace("_", " ") for name in _TIMES}
@@ -185,7 +185,7 @@ def log_lines(predicate: Predicate) -> list[str]:
 
 
 def _recipe(predicate: Predicate) -> str:
-    """Return what was trained, in which form, and what it continued from."""
+    """Return what was trained, in which form, and the run that it continued from."""
     request = predicate["asked"]
     before = request.get("continues")
     of = f" of {before['steps']}" if before and "steps" in before else ""
@@ -205,7 +205,7 @@ def _variables(predicate: Predicate) -> list[Cell]:
 
 
 def _gpu_use(predicate: Predicate) -> list[Cell]:
-    """Return in how many of its samples the machine's agent saw a busy GPU."""
+    """Return in how many of its samples the machine's agent found a GPU busy, and the most memory in use."""
     use = predicate["training"].get("gpu_use")
     if use is None:
         return []
@@ -214,7 +214,7 @@ def _gpu_use(predicate: Predicate) -> list[Cell]:
 
 
 def _sessions(predicate: Predicate) -> list[Cell]:
-    """Return how people used a dev box."""
+    """Return how much a dev box was used in its terminals."""
     sessions = predicate["training"].get("sessions")
     if sessions is None:
         return []
@@ -224,7 +224,7 @@ def _sessions(predicate: Predicate) -> list[Cell]:
 
 
 def _sent(predicate: Predicate) -> list[Cell]:
-    """Return how many bytes were uploaded by each route; [] for older receipts, and for runs without uploads."""
+    """Return how many bytes were uploaded by each route; [] for a receipt without that record."""
     shipping, is_local = predicate.get("shipping"), place_facts(predicate["asked"]["provider"]).is_here
     if shipping is None:
         return []
@@ -282,10 +282,10 @@ def _is_begun(predicate: Predicate) -> bool:
 
 
 def _phases(runtime: Runtime, activity: str, *, is_of_one: bool) -> list[Cell]:
-    """Return how long each paid phase took, beside its limit in the plan; leave out phases without time and limit.
+    """Return how long each paid phase took, with its limit in the plan. Phases without time and limit are left out.
 
-    The plan limits a phase on one machine; unless `is_of_one`, the times are those of several. `activity` is what this
-    kind of job calls its own phase, such as "training".
+    The plan limits a phase on one machine; unless `is_of_one`, the times are those of several machines, and no limit is
+    shown. `activity` is the word for the phase of this kind of job, such as "training".
     """
     planned, spent = runtime.get("planned") if is_of_one else None, runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
@@ -333,7 +333,7 @@ def _cost(predicate: Predicate) -> list[Cell]:
 
 
 def _legs(predicate: Predicate) -> list[Cell]:
-    """Return the machines of the run, one after the other, each with its cost, its first step, and how it ended."""
+    """Return the machines of the run in order, each with its cost, its first step, and how it ended."""
     cells: list[Cell] = []
     for leg in predicate.get("legs", []):
         cards = format_cards(str(leg["gpu"]), leg["gpu_count"] or 0, 1)
@@ -348,7 +348,7 @@ def _legs(predicate: Predicate) -> list[Cell]:
 
 
 def _legs_in_all(predicate: Predicate) -> Iterator[Cell]:
-    """Yield the steps trained twice in all legs, and what an uninterrupted run on demand would have cost, if known.
+    """Yield the steps that were trained twice in all legs, and the cost of an uninterrupted run on demand, if known.
 
     Both are estimates, from each machine's training time and its number of steps.
     """
@@ -363,7 +363,7 @@ def _legs_in_all(predicate: Predicate) -> Iterator[Cell]:
 
 
 def _gpu_hours(used: float, most: float | None) -> Cell:
-    """Return the GPU-hours on a cluster, and the limit."""
+    """Return the GPU-hours used on a cluster, and their limit."""
     if most is None:
         return f"{used:.2f} GPU-hours"
     words = f"{used:.2f} of {most:g} GPU-hours"
@@ -389,27 +389,27 @@ def _result(predicate: Predicate) -> str:
 
 
 def _why(predicate: Predicate) -> list[Cell]:
-    """Return why a job failed: its last output, or why gpurun lost contact with it."""
+    """Return why a job failed or was lost, from the record's message."""
     training = predicate["training"]
     return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []
 
 
 def _best_val(predicate: Predicate, loss: float) -> str:
-    """Return the lowest loss of all evaluations, even of one that saved no checkpoint."""
+    """Return the lowest loss of all evaluations, even if no checkpoint was saved at that step."""
     kept = predicate["checkpoint"]["best"]
     step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
-    if not terms_in(predicate).has_model:  # It is unknown which of its outputs had that loss.
+    if not terms_in(predicate).has_model:  # For a command it is not known which of its outputs had that loss.
         return f"best val {loss:.4f}"
     files = predicate["checkpoint"]["files"]
     is_kept, is_home = kept_loss == loss, any((file["kind"], file["step"]) == ("weights", step) for file in files)
-    # A run that continued another has that one's best checkpoint, which may be the better one.
+    # A run that continued another run has that run's best checkpoint, which may be the better one.
     if (is_kept and is_home) or (isinstance(kept_loss, float) and kept_loss < loss):
         return f"best val {loss:.4f}"
     return f"best val {loss:.4f}" + (f" at step {step}" if is_kept else "") + f", {NOT_HERE}"
 
 
 def _proof(predicate: Predicate) -> str:
-    """Return the readings that prove the last machine's end; for the user's own box, the proof of its release."""
+    """Return the readings that prove the last machine's end; "" without readings, and for the user's own box."""
     evidence = predicate["teardown"]["evidence"]
     last = evidence[-1] if evidence and predicate["teardown"]["is"] != "user_operated" else None
     reads = last["reads"] if last else None
@@ -420,10 +420,10 @@ def _proof(predicate: Predicate) -> str:
 
 
 def sample_text(predicate: Predicate) -> str:
-    """Return what the model wrote, with its prompt; a translation stands below its source."""
+    """Return what the model wrote, with its prompt before it. A translation is below its source."""
     if predicate["sample"] is None:
         return ""
     text = predicate["sample"]["text"]
-    # The record has the prompt in one line of bounded length, and the text unchanged.
+    # The record has the prompt in one line of limited length, and the text unchanged.
     prompt = predicate["sample"]["prompt"].replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
     return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"

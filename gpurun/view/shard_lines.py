@@ -19,7 +19,7 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True)
 class DataFigures:
-    """The content of a folder of shards; `source` is as in its data.json, `shards` is the number of shards by split."""
+    """The content of a folder of shards. `source` is as in its data.json; `shards` counts the shards by split."""
 
     found: DataSummary
     source: Mapping[str, Any]
@@ -50,7 +50,7 @@ def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
 
 
 def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: int, style: Style) -> Line:
-    """Return the share done, the time left at the rate of this session, tokens, shards, and that rate."""
+    """Return a progress line: share done, time left at this session's rate, tokens, shards, and that rate."""
     done, total = figures["done_bytes"], max(1, figures["total_bytes"])
     share = min(1.0, done / total)
     full, empty = bar(share, min(_BAR_CELLS, max(8, style.width - 64)))
@@ -58,7 +58,7 @@ def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: 
     rate = fresh / elapsed_s if elapsed_s > 0.5 else 0.0
     left = format_duration((total - done) / rate) if rate > 0 else UNKNOWN
     shards = f"{figures['tasks']}/{figures['total_tasks']} shards"
-    # The most important first, because a narrow terminal cuts off the end.
+    # The most important part comes first, because a narrow terminal cuts off the end.
     parts = [f"{share:4.0%}", f"{left} left", f"{format_count(figures['tokens'])} tokens", shards]
     parts.append(f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN)
     return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(parts))

@@ -1,7 +1,7 @@
 """What the output stream can show: width, colour, symbols, redrawing.
 
-A stream without colour gets no escape byte at all: a pipe, `TERM=dumb`, `NO_COLOR`, `LC_ALL=C`, `--color never`. Only
-`--color always` overrules these, and even then nothing is redrawn without a terminal.
+A stream without colour gets no escape byte at all: a pipe, or any stream with `TERM=dumb`, `NO_COLOR`, `LC_ALL=C` or
+`--color never`. Only `--color always` overrides these, and even then nothing is redrawn without a terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-# Every symbol that this room draws; an encoding that lacks one of them gets ASCII throughout.
+# Every symbol that this package draws. If the encoding lacks one of them, everything is shown in ASCII.
 SYMBOLS = "✔✘✗●→·×—–…≥≤≈Δ−█░▁▂▃▄▅▆▇─│┤└○⠁⣿"
 _WIDTH_OFF_TERMINAL = 120
 _NARROWEST = 40
@@ -19,7 +19,7 @@ _NARROWEST = 40
 
 @dataclass(frozen=True)
 class Style:
-    """The abilities of the output. `redraw` allows the live view; without `color` no escape byte is written."""
+    """The abilities of the output. `redraw` allows the live view. Without `color` no escape byte is written."""
 
     width: int = 80
     height: int = 24
@@ -29,9 +29,9 @@ class Style:
 
 
 def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str] | None = None) -> Style:
-    """Examine a stream and the environment; `COLUMNS` and `LINES` outrank the terminal's own size.
+    """Examine a stream and the environment. `COLUMNS` and `LINES` override the terminal's own size.
 
-    `color` is "auto", "always" or "never"; the caller has refused anything else.
+    `color` is "auto", "always" or "never"; the caller has refused any other value.
     """
     environment = os.environ if environment is None else environment
     on_terminal = _is_terminal(stream)
@@ -49,7 +49,7 @@ def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str]
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """Return whether the stream is a terminal; a closed or odd stream is not."""
+    """Return whether the stream is a terminal; False for a closed stream and for one that cannot tell."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):
@@ -62,7 +62,7 @@ def _locale(environment: Mapping[str, str]) -> str:
 
 
 def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Return whether the symbols can be shown: Python writes UTF-8 even under `LC_ALL=C`, so the locale counts too."""
+    """Return whether the symbols can be shown. The locale counts too: Python writes UTF-8 even under `LC_ALL=C`."""
     if _locale(environment) in ("C", "POSIX"):
         return False
     try:
@@ -73,7 +73,7 @@ def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> tuple[int, int]:
-    """Return columns and lines."""
+    """Return the number of columns and of lines."""
     columns, lines = (_WIDTH_OFF_TERMINAL, 24)
     if on_terminal:
         try:
@@ -84,5 +84,5 @@ def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> 
 
 
 def _whole(text: str | None) -> int:
-    """Return a positive integer, or 0."""
+    """Return the text as a positive integer of at most five digits; 0 if it is not one."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 6 else 0

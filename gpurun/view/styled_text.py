@@ -1,8 +1,8 @@
 """Lines of styled text: measured in cells, clipped, wrapped, and rendered for a terminal.
 
-A screen is a list of `Line`s, a line is a tuple of `Span`s. Styles are names, so that meaning and colour stay apart and
-no meaning depends on colour alone. Only `render` makes text for a terminal, and it passes every
-span through `harmless`, wherever the span was made.
+A screen is a list of `Line`s, and a line is a tuple of `Span`s. A style is a name, so that meaning and colour are
+separate and no meaning depends on colour alone. Only `render` makes text for a terminal, and it passes every span
+through `harmless`, wherever the span was made.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ASCII = {
     "…": "...", "≥": ">=", "≤": "<=", "≈": "~", "Δ": "diff", "█": "#", "░": ".", "─": "-", "│": "|", "┤": "+",
     "└": "+", "“": '"', "”": '"', "‘": "'", "’": "'", "°": "", "μ": "u",
 }  # fmt: skip
-# Do not break at a blank between a figure and its unit, within a figure, or before a duration.
+# Do not break a line between a figure and its unit, within a figure, or before a duration.
 _GLUED = re.compile(r"(?<=\d) (?=\d|(?:[dhms%]|[kMGTP]?B|[kMT])(?!\w))|(?<=[a-z]) (?=\d+ [hms](?!\w))")
 _TO_ASCII = str.maketrans(_ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text in one style; the empty style is plain."""
+    """Text in one style. The empty style means plain text."""
 
     text: str
     look: str = ""
@@ -54,12 +54,12 @@ def line(*parts: Cell) -> Line:
 
 
 def to_ascii(text: str) -> str:
-    """Return the text in ASCII: our symbols as words, every other character as a question mark."""
+    """Return the text in ASCII: gpurun's symbols as ASCII text, every other character as a question mark."""
     return text if text.isascii() else text.translate(_TO_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def spell(cell: Cell, style: Style) -> Span:
-    """Return a cell as the terminal will show it, so that its width can be measured."""
+    """Return a cell in the form in which the terminal will show it, so that its width can be measured."""
     span = cell if isinstance(cell, Span) else Span(cell)
     text = harmless(span.text)
     text = text if style.unicode else to_ascii(text)
@@ -86,7 +86,7 @@ def count_cells(spans: Iterable[Span]) -> int:
 
 
 def clip(text: str, width: int, ellipsis: str = "…") -> str:
-    """Return at most `width` cells of a text; a cut text ends in an ellipsis if there is room for one."""
+    """Return at most `width` cells of a text. A text that was cut ends in an ellipsis if there is room for it."""
     if cells(text) <= width:
         return text
     room = width - cells(ellipsis)
@@ -116,20 +116,20 @@ def clip_line(spans: Line, width: int, style: Style) -> Line:
 
 
 def pad(span: Span, width: int, *, right: bool = False) -> Line:
-    """Return a span padded with blanks to a width, at its end or (right-aligned) before it."""
+    """Return a span padded with blanks to a width, after it or, if `right`, before it."""
     blanks = Span(" " * max(0, width - cells(span.text)))
     return (blanks, span) if right else (span, blanks)
 
 
 def spread(left: Line, right: Line, style: Style) -> Line:
-    """Return left and right parts at the two edges; the left one is clipped if both do not fit."""
+    """Return the left and right parts at the two edges. If both do not fit, the left part is clipped."""
     end = tuple(spell(span, style) for span in right)
     start = clip_line(left, style.width - count_cells(end) - 2, style)
     return (*start, Span(" " * (style.width - count_cells(start) - count_cells(end))), *end)
 
 
 def flow(parts: Sequence[Line], style: Style, *, gap: str = "  ", indent: int = 0, first: Line = ()) -> list[Line]:
-    """Join parts into lines, breaking only between parts; `first` stands before them, in the width of the indent."""
+    """Join parts into lines, with breaks only between parts. `first` comes before them, within the indent."""
     space = spell(Span(gap, "dim"), style)
     head = tuple(spell(span, style) for span in first)
     current: list[Span] = [*head, Span(" " * max(0, indent - count_cells(head)))]
@@ -149,12 +149,12 @@ def flow(parts: Sequence[Line], style: Style, *, gap: str = "  ", indent: int = 
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into parts that must not break: words, and figures with their units (`3 h`, `4 768`, `2.5 B`)."""
+    """Split a text into parts that must not be broken: words, and figures with units (`3 h`, `4 768`, `2.5 B`)."""
     return [word.replace("\xa0", " ") for word in _GLUED.sub("\xa0", text).split(" ") if word]
 
 
 def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Line]:
-    """Wrap at blanks; a single longer word (a path, a command) stays unbroken, so that it can be copied."""
+    """Wrap a text at blanks. A longer single word (a path, a command) stays whole, so that it can be copied."""
     lines: list[Line] = []
     room = max(20, style.width - indent)
     current = ""
@@ -168,7 +168,7 @@ def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
 
 
 def fold(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Line]:
-    """Quote a line unchanged, including blanks, folded at the terminal's edge: after a blank, if one is near."""
+    """Quote a line unchanged, including blanks, folded at the terminal's edge, after a blank if there is one nearby."""
     room = max(20, style.width - indent)
     rows = [""]
     for character in spell(text, style).text:
@@ -181,7 +181,7 @@ def fold(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
 
 
 def hang(mark: Span, text: str, style: Style, *, indent: int = 2, look: str = "") -> list[Line]:
-    """Return a mark and a text that wraps beside it, never under it."""
+    """Return a mark with a text that wraps beside it, never under it."""
     shown = spell(mark, style)
     beside = indent + cells(shown.text) + 1
     first, *rest = wrap(text, style, indent=beside, look=look) or [line("")]

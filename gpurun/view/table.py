@@ -1,4 +1,4 @@
-"""A table that fits: columns are measured, the least important are dropped first, then the widest text is clipped."""
+"""A table that fits its width: the least important columns are dropped first, then the widest text is clipped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NARROWEST = 6
 class Column:
     """A heading and the behaviour of its cells.
 
-    `leaves` is the order in which columns are dropped on a narrow terminal: the highest first, 0 never. `least` is
-    for free text: the width to which it may be clipped before a column is dropped; 0 means no clipping.
+    `leaves` is the order in which columns are dropped on a narrow terminal: the highest first, 0 never. `least` is for
+    free text: the width to which it may be clipped before a column is dropped. 0 means that it is not clipped then.
     """
 
     title: str
@@ -50,7 +50,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], style: Styl
 def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
     """Drop columns until clipping free text is enough, then restore those for which there is room after all.
 
-    If no column is left to drop, the widest text is clipped.
+    If no further column can be dropped, the widest text is clipped.
     """
 
     def excess() -> int:
@@ -75,7 +75,7 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
 
 
 def _clip(columns: Sequence[Column], widths: dict[int, int], excess: int, slack: Callable[[int], int]) -> None:
-    """Narrow columns by `excess` cells in all: those of free text first, others only if that is not enough."""
+    """Narrow columns by `excess` cells in total: columns of free text first, others only if that is not enough."""
     while excess > 0:
         texts = [i for i in widths if not columns[i].right and widths[i] > _NARROWEST]
         widest = max([i for i in texts if slack(i)] or texts, key=lambda i: widths[i], default=None)
@@ -93,7 +93,7 @@ def _without_trailing(spans: list[Span]) -> Line:
 
 
 def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: int = 14) -> list[Line]:
-    """Return labelled lines: the parts of each are separated by a dot and wrap beside the label, never under it."""
+    """Return labelled lines. The parts of a line are separated by dots and wrap beside the label, never under it."""
     lines: list[Line] = []
     dot = spell(Span(" · ", "dim"), style)
     for name, parts in pairs:
@@ -121,7 +121,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
 
 
 def _broken(cell: Span, room: int) -> list[Span]:
-    """Return a part that is too long for one line, broken at blanks; a single long word stays unbroken."""
+    """Return a part that is too long for one line, broken at blanks. A single long word stays whole."""
     pieces: list[str] = []
     for word in split_words(cell.text):
         if pieces and cells(pieces[-1]) + 1 + cells(word) <= room:

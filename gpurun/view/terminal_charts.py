@@ -1,7 +1,7 @@
-"""A line chart of braille dots and a sparkline, with ASCII forms; a scale is set by the caller or labelled.
+"""A line chart of braille dots, and a sparkline, both also in ASCII.
 
-A braille cell holds 2 by 4 dots; the bit values by column and row are those of the Unicode block U+2800. The ASCII
-chart has 1 by 2 dots per cell, drawn with `'`, `.` and `:`.
+A braille cell has 2 by 4 dots; the bit values by column and row are those of the Unicode block U+2800. A cell of the
+ASCII chart has 1 by 2 dots, drawn with `'`, `.` and `:`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Scale:
     high: float
 
     def place(self, value: float, steps: int) -> int:
-        """Return the position of a value, from 0 to `steps` - 1; a value beyond an end is placed at that end."""
+        """Return the position of a value, from 0 to `steps` - 1. A value beyond an end is placed at that end."""
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
         return min(steps - 1, max(0, round(share * (steps - 1))))
 
 
 def scale_of(values: Sequence[float]) -> Scale:
-    """Return a scale around finite values with round numbers as its ends; without values, 0 to 1."""
+    """Return a scale around the finite values, with round numbers as its ends; without values, from 0 to 1."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Scale(0.0, 1.0)
     low, high = min(finite), max(finite)
-    span = max(high - low or abs(high) or 1.0, sys.float_info.min)  # A tenth of a smaller number does not exist.
+    span = max(high - low or abs(high) or 1.0, sys.float_info.min)  # A tenth of a smaller number cannot be represented.
     unit = 10.0 ** math.floor(math.log10(span))
     unit /= 10 if span / unit < 2 else 5 if span / unit < 5 else 2
     bottom, top = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
@@ -55,9 +55,9 @@ def line_chart(
     unicode: bool = True,
     x_name: str = "step",
 ) -> list[str]:
-    """Return a chart of `height` rows and one row for the x axis, at most `width` cells wide; `marks` are rings.
+    """Return a chart of `height` rows plus one for the x axis, at most `width` cells wide. `marks` become rings.
 
-    Points that are not finite are left out. The x axis runs from 0 to the largest x; both ends of both axes are
+    Points that are not finite are left out. The x axis runs from 0 to the largest x. Both ends of both axes are
     labelled.
     """
     drawn, rings = _finite(points), _even_selection(_finite(marks))
@@ -81,7 +81,7 @@ def line_chart(
 
 
 def sparkline(values: Sequence[float], *, width: int, scale: Scale, unicode: bool = True) -> str:
-    """Return the last `width` values as bars on a fixed scale; a value that is not finite is a blank."""
+    """Return the last `width` values as bars on a fixed scale. A value that is not finite gives a blank."""
     bars = _BARS if unicode else _ASCII_BARS
     return "".join(bars[scale.place(v, len(bars))] if math.isfinite(v) else " " for v in values[-width:])
 
@@ -97,14 +97,14 @@ def _finite(points: Sequence[Point]) -> list[Point]:
 
 
 def _even_selection(points: list[Point]) -> list[Point]:
-    """Return at most a dozen of the points, including the last, so that the line stays visible."""
+    """Return at most a dozen of the points, including the last, so that the line behind them stays visible."""
     return points[::-1][:: -(-len(points) // _RINGS) or 1][::-1]
 
 
 def _plot(
     points: Sequence[Point], x_axis: Scale, y_axis: Scale, columns: int, height: int, unicode: bool
 ) -> list[list[str]]:
-    """Return the cells, row by row from the top: the mean of each dot column, joined by straight lines."""
+    """Return the cells, row by row from the top. They show the mean of each dot column, joined by straight lines."""
     across, down = (2, 4) if unicode else (1, 2)
     wide, high = columns * across, height * down
     sums: dict[int, list[float]] = {}
@@ -129,7 +129,7 @@ def _character(bits: int, unicode: bool) -> str:
 
 
 def _y_labels(axis: Scale, height: int) -> list[str]:
-    """Return one label per row; only the top, the middle of a tall chart and the bottom are not empty."""
+    """Return one label per row. Only the top, the bottom and, in a tall chart, the middle are labelled."""
     labels = [""] * height
     labels[-1], labels[0] = _tick(axis.low), _tick(axis.high)
     if height >= 5 and height % 2:
@@ -138,7 +138,7 @@ def _y_labels(axis: Scale, height: int) -> list[str]:
 
 
 def _x_labels(highest: float, columns: int, margin: int, name: str) -> str:
-    """Return `0`, the name in the middle, and the largest x at the right end."""
+    """Return the labels of the x axis: `0`, the name in the middle, and the largest x at the right end."""
     end = f"{highest:,.0f}".replace(",", " ")
     space = columns - 1 - len(end)
     middle = f"{name:^{space}}" if space >= len(name) + 2 else " " * max(1, space)

@@ -26,7 +26,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TrialLine:
-    """A trial as a row; `loss` is its result, or the latest loss while it has no result."""
+    """A trial as a row. `loss` is its result or, while it has no result, its latest loss."""
 
     number: int
     state: str
@@ -41,7 +41,7 @@ class TrialLine:
 
 
 def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list[Line]:
-    """Return the table in at most `most` lines: running trials, then the best, then a line that counts the others."""
+    """Return the table in at most `most` lines: running trials, then the best, then a line that counts the rest."""
     order = sorted(trials, key=lambda trial: (trial.state != "running", not trial.is_best, _key(trial), trial.number))
     room = max(1, most - 1)
     shown, left = (order, []) if len(order) <= room else (order[: max(1, room - 1)], order[max(1, room - 1) :])
@@ -76,6 +76,6 @@ def _cells(trial: TrialLine) -> list[Span]:
 
 
 def _short(name: str, names: Mapping[str, str]) -> str:
-    """Return the last part of a setting's name, or the whole name if another one ends with the same part."""
+    """Return the last part of a setting's name; the whole name if another name ends with the same part."""
     last = name.rpartition(".")[2]
     return safe_line(last if sum(other.rpartition(".")[2] == last for other in names) == 1 else name)

@@ -1,1 +1,1 @@
-"""Plans a run of the user's own command: finds the files that it reads, and decides which files are uploaded."""
+"""Plans a run of the user's own command: finds the files that the command reads, and decides which files to upload."""

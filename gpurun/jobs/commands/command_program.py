@@ -1,4 +1,4 @@
-"""Checks, before anything is rented, that the machine can start the first word of a command."""
+"""Checks, before anything is rented, that the machine will be able to start the command's first word."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StartableCommand:
 
 
 def make_startable(command: Command, found: WorkFolder) -> StartableCommand:
-    """Return the command, changed if necessary so that it can be started; UsageError if its file cannot be."""
+    """Return the command, changed if necessary so that it can be started. Raise UsageError if it cannot be."""
     first = command.argv[0]
     name = os.path.normpath(first)
     path = found.files.get(name)
@@ -61,7 +61,8 @@ def make_startable(command: Command, found: WorkFolder) -> StartableCommand:
 def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Command, tuple[str, ...]]:
     """Return a notebook's command with nbconvert and ipykernel added to its requirements, and notes for the plan.
 
-    On the user's own machine gpurun installs nothing without a flag: UsageError if the packages may be missing there.
+    On the user's own machine gpurun installs nothing without a flag. Raise UsageError if the packages may be missing on
+    that machine.
     """
     notebook = command.argv[0]
     if not notebook.endswith(".ipynb"):

@@ -1,4 +1,4 @@
-"""Reads the files that a command runs, to find the modules they import and the files they name."""
+"""Reads the files that a command runs, to find the modules that they import and the files that they name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CommandSource:
     """The files and modules that a command's sources mention, each with the source that mentions it.
 
     A source is a file of the folder, or "" for the command line. `modules` are the imported files. `missing` are
-    top-level modules that are not in the folder; those in `is_sure` are imported whenever the command runs.
-    `elsewhere` are modules in folders that Python does not search. `installs_itself` means that the command installs
-    packages, so a missing module may exist by the time it is imported.
+    top-level modules that are not in the folder; those in `is_sure` are imported whenever the command runs. `elsewhere`
+    are modules in subfolders that Python does not search. `installs_itself` means that the command installs packages,
+    so a missing module may exist by the time it is imported.
     """
 
     files: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class CommandSource:
         place = PurePosixPath(file)
         ends = ["/".join(place.parts[start:]) for start in range(len(place.parts))]
         plain = self._plain
-        for end in ends:  # A bare name counts only with a suffix: many programs contain the word "train".
+        for end in ends:  # A bare name counts only with a suffix, because many programs contain a word such as "train".
             if end in plain and ("/" in end or end == file or is_file_name(end)):
                 return plain[end]
         if place.name in self._base_names:
@@ -77,7 +77,7 @@ class CommandSource:
 
 
 def command_source(command: Command, root: Path) -> CommandSource:
-    """Read a command's sources in the folder `root`, and return what they mention; unreadable files are ignored."""
+    """Read a command's sources in the folder `root`, and return what they mention. Ignore unreadable files."""
     return _Reader(command, root).found
 
 
@@ -109,7 +109,7 @@ class _Reader:
                 self._take(name, str(PurePosixPath(name).parent), is_sure=True)
 
     def _take(self, name: str, beside: str, *, is_sure: bool) -> None:
-        """Read one file and the files that it imports or runs; its imports may also be in the folder `beside`."""
+        """Read one file and the files that it imports or runs. Its imports are also searched in the folder `beside`."""
         if (name, is_sure) in self.seen or len(self.seen) > _MOST_FILES:
             return
         self.seen.add((name, is_sure))
@@ -187,7 +187,7 @@ class _Reader:
             self._take(file, beside, is_sure=is_sure)
 
     def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
-        """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not there."""
+        """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not found."""
         parts, files = module.split("."), set[str]()
         for count in range(1, len(parts) + 1):
             stem = os.path.normpath("/".join([place, *parts[:count]]))

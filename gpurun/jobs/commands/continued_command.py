@@ -18,7 +18,7 @@ _FOLDER = "outputs/"
 
 
 def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request, with its missing command, GPU and machine taken from the earlier run."""
+    """Return the request; a missing command, GPU or machine is taken from the earlier run."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.command is None:
@@ -51,7 +51,7 @@ def repeated_run(request: Request, home: Home) -> str:
 
 
 def _with_defaults_from(typed: Command | None, before: Command) -> Command:
-    """Return the typed command; each field that is still at its default gets the earlier command's value."""
+    """Return the typed command; each field that still has its default gets the earlier command's value."""
     if typed is None:
         return before
     usual = Command(argv=(), outputs=EVERYTHING)
@@ -63,8 +63,9 @@ def _with_defaults_from(typed: Command | None, before: Command) -> Command:
 def with_checkpoint(command: Command, request: Request, home: Home, work: Path) -> tuple[Command, Earlier | None]:
     """Copy the earlier run's checkpoint to its old path below `work`, and return the command that continues from it.
 
-    Without --from, return the command unchanged. UsageError if the earlier run has no checkpoint, VerificationFailed if
-    a file of that checkpoint differs from the receipt.
+    Also return the plan's record of the earlier run. Without --from, return the command unchanged and None. Raise
+    UsageError if the earlier run has no checkpoint, and VerificationFailed if a file of the checkpoint differs from the
+    receipt.
     """
     if not request.continues:
         return command, None

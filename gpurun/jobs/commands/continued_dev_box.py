@@ -1,4 +1,4 @@
-"""Plans `gpurun dev --from RUN`: a dev box whose folder is the one that an earlier dev box had when it ended."""
+"""Plans `gpurun dev --from RUN`: a dev box that starts with the folder that an earlier dev box had when it ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LISTS, _SIZES = ("include", "exclude", "pip"), ("output_bytes", "disk_gb")
 def dev_box_as_before(
     request: Request, wishes: dict[str, Any], home: Home, usual: tuple[str, ...]
 ) -> tuple[Request, dict[str, Any]]:
-    """Return the request and the job's own fields; what the user did not type is taken from the earlier box."""
+    """Return the request and the job's own fields. What the user did not type is taken from the earlier box."""
     run = find_earlier_run(request.continues, home)
     before, job = run.request(), _dev_box_job_of(run)
     if before is None or before.command is None or request.command is None:
@@ -56,7 +56,7 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
     """Rebuild the earlier box's folder in `work`: copy the files that were uploaded, then those that were downloaded.
 
     Return the command with the earlier box's executable files and commit, and the plan's record of the earlier run.
-    VerificationFailed if a file differs from the receipt.
+    Raise VerificationFailed if a file differs from the receipt.
     """
     run = find_earlier_run(request.continues, home)
     plan, job = run.plan(), _dev_box_job_of(run)
@@ -67,7 +67,7 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
         raise run.altered("its uploaded folder")
     shutil.copytree(uploaded, work, dirs_exist_ok=True)
     for name in _files_removed_there(run):
-        if (work / name).is_file():  # The machine wrote this name, and it may be a folder's.
+        if (work / name).is_file():  # The machine reported this name, and it may be the name of a folder.
             (work / name).unlink()
     files = [file for file in run.files("output", "checkpoint") if str(file["name"]).startswith(_FOLDER)]
     for file in files:
@@ -80,7 +80,7 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
 
 
 def _files_removed_there(run: EarlierRun) -> Iterator[str]:
-    """Yield the uploaded files that were removed on the earlier box, as its machine reported."""
+    """Yield the uploaded files that were removed on the earlier box, according to its events."""
     for event in events_of(run.folder.events):
         names = event.said.get("names") if event.kind == "removed" else None
         for name in names if isinstance(names, list) else ():
@@ -89,7 +89,7 @@ def _files_removed_there(run: EarlierRun) -> Iterator[str]:
 
 
 def _make_way(work: Path, target: Path) -> None:
-    """Make the folders above `target`; remove a file that is in a folder's place, or a folder that is in the file's."""
+    """Make the folders above `target`. Remove a file where a folder must be, and a folder at `target` itself."""
     for parent in [parent for parent in reversed(target.parents) if work in parent.parents]:
         if parent.is_file():
             parent.unlink()
@@ -99,7 +99,7 @@ def _make_way(work: Path, target: Path) -> None:
 
 
 def _dev_box_job_of(run: EarlierRun) -> DevBoxJob:
-    """Return the job of an earlier dev box; UsageError for another kind of run."""
+    """Return the job of an earlier dev box. Raise UsageError for another kind of run."""
     plan = run.plan()
     if plan is None:
         raise run.altered("its plan")
@@ -110,7 +110,7 @@ def _dev_box_job_of(run: EarlierRun) -> DevBoxJob:
 
 
 def _commit_of(run: EarlierRun) -> str:
-    """Return the commit that the earlier box cloned, as its machine reported; "" if it reported none."""
+    """Return the commit that the earlier box cloned, according to its events; "" if they name none."""
     for event in events_of(run.folder.events):
         if event.kind == "clone":
             commit = str(event.said.get("commit", ""))

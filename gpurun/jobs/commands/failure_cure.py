@@ -20,7 +20,7 @@ _NO_FILE = re.compile(r"No such file or directory: '([^'\n]+)'")
 def failure_cure(message: str, command: Command | None) -> str:
     """Return how to fix the failure that `message` describes; "" if it names no missing file or module.
 
-    The folder is read in its present state, on the assumption that it has not changed since the run was planned.
+    The folder is read as it is now, and may have changed since the run was planned.
     """
     if command is None or not command.folder:
         return ""

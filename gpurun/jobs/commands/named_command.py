@@ -1,7 +1,8 @@
-"""Reads named commands, which `gpurun run NAME` starts: a table of flags of `gpurun run` under one name.
+"""Reads named commands, which `gpurun run NAME` starts. Each is a table with flags of `gpurun run`.
 
-A packaged command is `recipes/commands/NAME.toml`: it runs a public repository from the user's own clone, and contains
-nothing of the repository. A folder's command is `[run.NAME]` in its gpurun.toml, which a stranger may have written.
+A packaged command is `recipes/commands/NAME.toml`. It runs a public repository from the user's own clone, and contains
+nothing of the repository. A folder's command is the table `[run.NAME]` in its gpurun.toml, which a stranger may have
+written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OF_A_SHELL = set("|&;<>`$\n")
 
 
 def _split_words(command: Any) -> Any:
-    """Split a command that is written as one string; ValueError for shell syntax, because no shell interprets it."""
+    """Split a command that is written as one string. Raise ValueError for shell syntax: no shell interprets it."""
     if not isinstance(command, str):
         return command
     if found := sorted(_OF_A_SHELL & set(command)):
@@ -49,7 +50,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 class NamedCommand(Frozen):
     """The table of one named command. Its fields `command` to `silent` are flags of `gpurun run`; a typed flag wins.
 
-    `place` is the file or table that it was read from. A table must not set any other flag.
+    `place` is the file or table from which it was read. A table must not set any other flag.
     """
 
     model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
@@ -83,7 +84,7 @@ class NamedCommand(Frozen):
     idle: str = ""
     silent: str = ""
     sweep: dict[str, Any] = Field(default_factory=dict)
-    """The settings that `gpurun sweep NAME` tries; the command refers to them as {name}."""
+    """The settings that `gpurun sweep NAME` tries. The command refers to them as {name}."""
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def packaged_commands() -> tuple[str, ...]:
 
 
 def read_packaged(name: str) -> NamedCommand:
-    """Read a packaged command; SetupError if its file is damaged."""
+    """Read a packaged command. Raise SetupError if its file is damaged."""
     path = _packaged_folder() / f"{name}.toml"
     try:
         return _parse_table(name, recipe_file.parse_toml(read_regular(path).decode()), str(path), ())
@@ -127,7 +128,8 @@ def read_packaged(name: str) -> NamedCommand:
 def find_named(name: str, project: Path, flags: Collection[str]) -> NamedCommand | None:
     """Return the command with this name, preferably from the folder's own file; None if there is none.
 
-    UsageError for a table that sets another of the `flags`, or a path outside its folder.
+    `flags` are the flags of `gpurun run`. Raise UsageError if a table sets one that tables must not set, or names a
+    path outside of its folder.
     """
     tables = project_runs(project)
     if name in tables:
@@ -149,7 +151,7 @@ def refuse_unknown(name: str, project: Path) -> UsageError:
 
 
 def _parse_table(name: str, table: Any, place: str, flags: Collection[str]) -> NamedCommand:
-    """Return the command that a table describes; UsageError, which names the key, if a key or value is not allowed."""
+    """Return the command that a table describes. Raise UsageError, which names the key, for a wrong key or value."""
     if not _NAME.fullmatch(name) or not isinstance(table, Mapping):
         what = f"{place} is not a table whose name consists of letters, digits, _ and -."
         raise UsageError("run.table", what, hint='For example: [run.baseline] command = "python train.py"')
@@ -190,7 +192,7 @@ def _refuse_secret_values(values: Mapping[str, Any], place: str) -> None:
 
 
 def _refuse_unsafe_files(named: NamedCommand, project: Path) -> None:
-    """Raise UsageError if a folder's table names a file outside the folder, or a file that looks like a key."""
+    """Raise UsageError if a folder's table names a path outside of it, or includes a file that looks like a key."""
     files = [("pip", requirement) for requirement in named.pip if requirement.endswith(".txt")]
     data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
     for key, path in [("upload", named.upload), *data, *files]:

@@ -49,7 +49,7 @@ class PythonSource:
 
 
 def read_python(text: str) -> PythonSource:
-    """Return the imports and constants of a Python file; SyntaxError or ValueError if it cannot be parsed."""
+    """Return the imports and constants of a Python file. Raise SyntaxError or ValueError if it cannot be parsed."""
     found = PythonSource()
     _visit(ast.parse(text), found, is_sure=True)
     found.reads -= found.writes
@@ -57,7 +57,7 @@ def read_python(text: str) -> PythonSource:
 
 
 def read_notebook(text: str) -> PythonSource:
-    """Return the imports and constants of a notebook's code; ValueError or SyntaxError if it cannot be parsed."""
+    """Return the imports and constants of a notebook's code. Raise ValueError or SyntaxError if it cannot be parsed."""
     lines: list[str] = []
     try:
         for cell in json.loads(text)["cells"]:
@@ -117,7 +117,7 @@ def _take_call(call: ast.Call, found: PythonSource) -> None:
     if name == "add_argument":
         _take_option(call, found)
         return
-    # The file is the first argument, or the object itself: Path("a.txt").read_text()
+    # The file is the first argument, or the object itself, as in Path("a.txt").read_text().
     places = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
     texts = {text for place in places for text in _texts(place)}
     if name == "save":  # torch.save(model, "a.pt")
@@ -135,7 +135,7 @@ def _take_call(call: ast.Call, found: PythonSource) -> None:
 
 
 def _take_option(call: ast.Call, found: PythonSource) -> None:
-    """Add the default of an argparse option if it looks like a file that is read."""
+    """Add the default of an argparse option if it looks like a file that the program reads."""
     options = tuple(text for place in call.args for text in _texts(place))
     for word in call.keywords:
         for text in _texts(word.value) if word.arg == "default" else ():

@@ -1,4 +1,4 @@
-"""Builds a rehearsal's virtual environment: the --pip packages, in addition to this Python's own packages."""
+"""Builds a rehearsal's virtual environment: the --pip packages, on top of the packages of gpurun's own Python."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpurun.core.untrusted import safe_text
 
 _COMPLETE = ".complete"
 _PASSED_ON = ("PIP_*", "UV_*", "*_proxy", "*_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables that configure package downloads. Cloud keys are not passed on, because a build runs third-party code."""
+"""Variables that configure package downloads. Cloud keys are not among them, because a build runs third-party code."""
 _LAST_LINES, _LAST_CHARS = 12, 300
 
 
 def venv_python(home: Home, lines: Sequence[str]) -> Path:
-    """Return the path of the Python in the environment for these requirements, which may not be built yet."""
+    """Return the path of the Python in the environment for these requirements. The environment may not be built yet."""
     of = {"lines": list(lines), "python": sys.executable, "version": sys.version}
     return home.cache / "venvs" / digest_json(of)[:16] / "bin" / "python"
 
@@ -36,7 +36,7 @@ def is_built(python: Path) -> bool:
 
 
 def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable[[str], None]) -> None:
-    """Build the environment unless it is complete; SetupError, with the installer's last lines, if that fails."""
+    """Build the environment unless it is complete. Raise SetupError, with the installer's last lines, if that fails."""
     place = python.parents[1]
     make_private(place.parent)
     with exclusive(place.with_suffix(".lock")):
@@ -46,7 +46,8 @@ def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable
         shutil.rmtree(place, ignore_errors=True)
         _run_program([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(place)], limit_s)
         inside = next(place.glob("lib/python*/site-packages"))
-        # A venv made from a venv sees only the packages of the original Python, so add this Python's folders.
+        # A venv made from a venv sees only the packages of the original Python, so the folders of this Python are
+        # added.
         own = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         lines_of_site = "".join(f"import site; site.addsitedir({path!r})\n" for path in own)
         (inside / "_of_gpurun.pth").write_text(lines_of_site)
@@ -71,7 +72,7 @@ def _works(command: Sequence[str]) -> bool:
 
 
 def _run_program(command: Sequence[str], limit_s: float) -> None:
-    """Run a program; SetupError if it fails or takes too long."""
+    """Run a program. Raise SetupError if it fails or takes longer than `limit_s`."""
     try:
         done = subprocess.run(
             command, env=_child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -89,7 +90,7 @@ def _run_program(command: Sequence[str], limit_s: float) -> None:
 
 
 def _child_environment() -> dict[str, str]:
-    """Return a child process's environment, including the variables that configure package downloads."""
+    """Return a child process's environment, with the variables that configure package downloads."""
     kept = {
         name: value
         for name, value in os.environ.items()

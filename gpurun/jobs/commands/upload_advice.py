@@ -1,4 +1,4 @@
-"""Warns about files and modules that a command needs but the machine will not have."""
+"""Warns about files and modules that a command needs and that will be missing on the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALWAYS_THERE = frozenset({"torch", "numpy"})
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file left out by .gitignore. `by` is the source that names it: "" for the command, None if it is only large."""
+    """A file that .gitignore leaves out. `by` is the source that names it: "" for the command, None if none does."""
 
     name: str
     bytes: int
@@ -41,7 +41,7 @@ class LeftOut:
 def undecided_files(found: WorkFolder) -> list[LeftOut]:
     """Return the files that the user should decide about: named or large binary files that .gitignore leaves out.
 
-    Files that --exclude leaves out are decided already, and are not among them.
+    Files that --exclude leaves out are not among them, because the user has decided about those.
     """
     left: list[LeftOut] = []
     source, known = found.source, (*found.files, *found.hidden, *found.decided)
@@ -59,9 +59,9 @@ def undecided_files(found: WorkFolder) -> list[LeftOut]:
 
 
 def refuse_undecided(left: Sequence[LeftOut]) -> None:
-    """Raise UsageError if a file that the command or its program names is left out of the upload.
+    """Raise UsageError if the upload lacks a file that the command or its program names.
 
-    Call this if the user cannot be asked.
+    This is for when the user cannot be asked.
     """
     named = [file for file in left if file.by is not None]
     if not named:
@@ -106,7 +106,7 @@ def file_warnings(found: WorkFolder) -> Iterator[str]:
 
 
 def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rented: bool) -> Iterator[str]:
-    """Yield a warning about each imported module that is neither in the folder nor installed on this computer."""
+    """Yield a warning about each imported module that Python will not find on the machine, as far as is known."""
     source = found.source
     for module, (by, place) in sorted(source.elsewhere.items()):
         yield (
@@ -127,7 +127,7 @@ def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rent
 
 
 def upload_notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> Iterator[str]:
-    """Yield the plan's upload_notes about the upload that a user might not expect."""
+    """Yield the plan's notes about parts of the upload that a user might not expect."""
     if found.along:
         labels = ", ".join(found.along[:_MOST_NAMED])
         more = f" and {len(found.along) - _MOST_NAMED} more" if len(found.along) > _MOST_NAMED else ""
@@ -143,7 +143,8 @@ def upload_notes(found: WorkFolder, command: Command, *, is_installed_there: boo
 def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
     """Return the top-level modules that the machine must have, because the command fails without them.
 
-    Return () if another program chooses the Python (`uv run`, a shell script) or the command installs packages itself.
+    Return () if another program chooses the Python (`uv run`, a shell script), or if the command installs packages
+    itself.
     """
     is_direct = command.words[0] == "{python}" or command.argv[0] == "torchrun"
     if not is_direct or found.source.installs_itself:

@@ -25,25 +25,25 @@ from gpurun.view.number_format import format_bytes
 
 GIT, OWN = ".gitignore", ".gpurunignore"
 MOST_BYTES = 4_000_000_000
-"""A folder above this size contains data. Data belongs in --data: it can use a bucket, and is not sent twice."""
+"""The largest folder that is uploaded. More than this is data, for which --data is better: nothing is sent twice."""
 MOST_LOOKED = 20_000
 MOST_BESIDE_BYTES, MOST_BESIDE_FILES = 20_000_000, 1_000
 """The largest folder that is uploaded together with a single script."""
 _NOBODYS = frozenset({".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache"})
-"""Files left out without a note, because programs do not need them."""
+"""Files and folders that are left out without a note, because programs do not need them."""
 _NEVER = frozenset({".venv", "venv", "node_modules"})
 _SCRIPTS = (".py", ".sh", ".ipynb")
 _TEMPLATE = re.compile(r".*[._-](example|sample|template|dist)", re.IGNORECASE)
 
 Admit = Callable[[str], bool | None]
-"""Asks the user whether to upload a file that is named like a key; returns None if the user cannot be asked."""
+"""Asks the user whether to upload a file that is named like a key. Returns None if the user cannot be asked."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
     """The files to upload, keyed by their path below `root`, and the size in bytes of each file or folder left out.
 
-    `hidden` are the files that .gitignore leaves out, except files of environments; `decided` are the files that the
+    `hidden` are the files that .gitignore leaves out, except those in environments. `decided` are the files that the
     user leaves out with --exclude or .gpurunignore. `along` are the files that are uploaded with a single script.
     """
 
@@ -68,8 +68,8 @@ def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
     """Return the files to upload from a command's folder, as selected by the ignore files, --include and --exclude.
 
     If the command names a single script and no folder, these are the script and the files beside it that it imports or
-    names. gpurun's own `home` is never uploaded. UsageError if the script is missing or left out, or if the folder is
-    too large.
+    names. gpurun's own `home` is never uploaded. Raise UsageError if the script is missing or left out, or if the
+    folder is too large.
     """
     if not command.folder:
         return WorkFolder({}, {})
@@ -95,8 +95,8 @@ def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
 def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: None) -> tuple[Command, WorkFolder]:
     """Return the command and the folder after deciding whether to upload each file that looks like a key.
 
-    For a template that is named like a key, such as `.env.example`, `admit` asks the user. UsageError for a file that
-    is neither included nor excluded.
+    For a template that is named like a key, such as `.env.example`, `admit` asks the user. Raise UsageError for a file
+    about which nothing is decided.
     """
     names = {str(path.resolve()): name for name, path in found.files.items()}
     allowed = [path for path, name in names.items() if name in command.include]
@@ -123,7 +123,10 @@ def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: N
 
 
 def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command:
-    """Copy the files to `into`, so that later changes do not affect the run; return the completed command."""
+    """Copy the files to `into`, so that later changes do not affect the run.
+
+    Return the command with its executable files and the folder's commit.
+    """
     executable = []
     for name, path in found.files.items():
         target = into / name
@@ -136,7 +139,7 @@ def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command
 
 
 def commit_of(folder: str) -> str:
-    """Return the git commit checked out in a folder (for a script, in the script's folder); "" if there is none.
+    """Return the git commit that is checked out in a folder (for a script, in its folder); "" if there is none.
 
     `.git` is not uploaded, so the command gets the commit in GPURUN_GIT_COMMIT.
     """
@@ -164,7 +167,7 @@ def refuse_unmatched_include(command: Command, found: WorkFolder, data: Path | N
 
 
 class _Walk:
-    """Walks through a folder once; each file is either taken, or recorded with the reason why it is left out."""
+    """Walks through a folder once. Each file is either taken, or recorded with the reason why it is left out."""
 
     def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
         self.root, self.home, self.most_files = root, home, most_files
@@ -214,10 +217,10 @@ class _Walk:
         return GIT if git else ""
 
     def _look_below(self, folder: str, place: Path, why: str) -> None:
-        """Measure a folder that is left out, but take the files in it that --include or .gpurunignore name."""
+        """Measure a folder that is left out, but take the files in it that --include or .gpurunignore select."""
         size, may_let_in = 0, bool(len(self.include.patterns) or self._own)
         for count, path in enumerate(_files_below(place, self.home)):
-            if count > MOST_LOOKED and not may_let_in:  # A huge folder is measured by its first files only.
+            if count > MOST_LOOKED and not may_let_in:  # Only the first files of a huge folder are measured.
                 break
             name = path.relative_to(self.root).as_posix()
             is_let_in = self.include.match_file(name) or _is_ignored(path, False, self._own) is False
@@ -271,7 +274,7 @@ def _size_below(path: Path) -> int:
 
 
 def _script_with_its_files(command: Command, script: Path, home: Path | None) -> WorkFolder:
-    """Return a single script, and the files beside it that the script or --include names."""
+    """Return a single script and the files beside it that the script or --include names."""
     root = script.parent
     _refuse_broken(script)
     source = command_source(command, root)
@@ -314,7 +317,7 @@ def _small_folder(root: Path, command: Command, home: Path | None, place: Path) 
 
 
 def _refuse_place(root: Path) -> None:
-    """Raise UsageError if the folder to upload is a home folder, or contains one."""
+    """Raise UsageError if the folder to upload is the user's home folder, or contains it."""
     place, own = root.resolve(), Path.home().resolve()
     if place == own or place in own.parents or place.parent == place:
         label = "your home folder" if place == own else "a folder above your home folder"
@@ -331,13 +334,14 @@ def _refuse_missing(command: Command, root: Path, walk: _Walk) -> None:
         is_decided = walk.exclude.match_file(name)
         if is_there and name != "." and not is_sent and not is_decided and not word.startswith("-"):
             if (root / name).is_dir() and name not in walk.left_out:
-                continue  # An empty folder.
+                continue  # It is an empty folder.
             what = f"The command names {word}, which is left out of the upload."
             hint = (
                 f"Upload it: --include {name!r} (or !{name} in .gpurunignore). If it is not needed: --exclude {name!r}"
             )
             raise UsageError("run.ignored", what, hint=hint)
-        is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)  # Not `sh -c '… train.py'`.
+        # A script is named as a single word, not as in `sh -c '… train.py'`.
+        is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)
         if not is_there and is_script and not word.startswith("-"):
             hint = "Give its path relative to the uploaded folder (--upload, or this folder)."
             raise UsageError("run.no_script", f"There is no {word} in {root}.", hint=hint)

@@ -1,7 +1,7 @@
 """Reads a recipe with the user's own `recipe.py`, and traces the memory of the model that the user's modules build.
 
-Both run in a child process without keys, in bounded memory and time (core/bounded_program.py). Where gpurun's schema
-has a key, gpurun's bounds apply to the output; keys and values that only the copy knows are not checked.
+Both run in a child process without keys, with limited memory and time (core/bounded_program.py). For keys of gpurun's
+schema, gpurun's limits apply to the result. Keys and values that only the user's copy knows are not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_count
 
 READERS = ("__init__.py", "errors.py", "recipe.py", "recipe_file.py")
-"""The modules that read a recipe. If the user did not modify them, gpurun's own modules read the recipe."""
+"""The modules that read a recipe. If the user did not modify any of them, gpurun's own modules read the recipe."""
 READ_BYTES, READ_S = 1 << 30, 30.0
 TRACE_BYTES, TRACE_S = 16 << 30, 600.0
 MOST = 10**15
@@ -44,7 +44,7 @@ class OwnReader:
     trainer: Path
 
     def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
-        """Return a recipe's record after the overrides, and its rehearsal if `rehearse`; UsageError if refused."""
+        """Return a recipe's record, or its rehearsal, after the overrides. Raise UsageError if it is refused."""
         words = [f"--recipe={path}", *(f"--set={override}" for override in overrides), *["--rehearse"] * rehearse]
         recipe = self._run_recipe_file(path.name, words).get("recipe")
         if not isinstance(recipe, dict):
@@ -90,7 +90,7 @@ def own_reader(trainer: Path) -> OwnReader | None:
 def traced_form(resolved: ResolvedRecipe, trainer: Path, vocab_size: int, cache: Path) -> tuple[ResolvedRecipe, str]:
     """Return the recipe with the traced memory of a modified trainer's model, and a note about it for the plan.
 
-    A trace takes seconds; its result is stored in `cache`. If tracing fails, memory is estimated by the formula.
+    A trace may take minutes; its result is stored in `cache`. If tracing fails, memory is estimated by the formula.
     """
     counted, model = resolved.parameters(vocab_size), resolved.tables.model
     largest = max(1, min(resolved.tables.train.micro_batch, resolved.tables.train.batch_tokens // model.context))
@@ -113,7 +113,7 @@ def traced_form(resolved: ResolvedRecipe, trainer: Path, vocab_size: int, cache:
 def _trace_model(
     record: Mapping[str, Any], trainer: Path, vocab_size: int, sizes: tuple[int, int], cache: Path
 ) -> tuple[tuple[int, list[tuple[int, int]]] | None, str]:
-    """Return the number of parameters and each micro-batch's peak bytes; or None, with the reason."""
+    """Return the parameter count with each micro-batch's peak bytes, and ""; if that fails, None and the reason."""
     parts = [digest_of_trainer(trainer), {name: record[name] for name in ("model", "optim", "train")}, vocab_size]
     kept = cache / f"{digest_json({'of': parts})}.json"
     if kept.exists() and (traced := _plausible_trace(read_object(kept), sizes)):

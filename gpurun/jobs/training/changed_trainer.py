@@ -19,7 +19,7 @@ from gpurun.view.number_format import short_hash
 
 
 def take_trainer(folder: Path, into: Path) -> None:
-    """Copy a trainer's modules; UsageError if the folder is not a trainer, or has a file that must not be uploaded."""
+    """Copy a trainer's modules. Raise UsageError if the folder is not a trainer, or a file must not be uploaded."""
     as_ours = f"Copy {bundle_root() / 'trainer'}, and change the copy."
     if not folder.is_dir():
         raise UsageError("trainer.absent", f"There is no folder {folder}.", hint=as_ours)
@@ -37,7 +37,7 @@ def take_trainer(folder: Path, into: Path) -> None:
 
 
 def _read_utf8(file: PackedFile) -> bytes:
-    """Return the bytes of a module; UsageError if they are not UTF-8 text."""
+    """Return the bytes of a module. Raise UsageError if they are not UTF-8 text."""
     content = content_at(file, 0, file.bytes)
     try:
         content.decode()

@@ -1,9 +1,9 @@
 """Uploads the compile caches of the user's earlier runs, so that the next rental compiles less (only with --warm).
 
-A compile cache contains code that the next machine runs. A cache is used only if a signed receipt in this home's chain
-contains its digest. A cache from a rented machine is uploaded only to rented machines, never used on this computer or
-on the user's own machine. The trainer decides, from the file's name, whether a cache fits exactly (torch, CUDA,
-micro-batch); this module only excludes caches that cannot fit.
+A compile cache contains code that the next machine runs, so a cache is used only if a signed receipt in this home's
+chain contains its digest. A cache from a rented machine is uploaded only to rented machines; it is never used on this
+computer or on the user's own machine. The trainer decides, from the file's name, whether a cache fits exactly (torch,
+CUDA, micro-batch). This module only excludes caches that cannot fit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def with_compile_caches(
 ) -> DataSummary:
     """If --warm is set, write the caches that may fit to `into`; return the data with their size added.
 
-    `need` are the GPUs that the run will use.
+    `need` states which GPUs the run will use.
     """
     if not request.choices.warm or not resolved.tables.train.compile:
         return data
@@ -61,7 +61,7 @@ def compile_cache_note(plan: Plan, files: Sequence[PackedFile]) -> str:
 
 
 def caches_among(files: Iterable[FileBrought]) -> list[FileBrought]:
-    """Return the compile caches among a run's files to upload to the run's next machine, the newest first."""
+    """Return the compile caches among a run's files, newest first, to upload to the run's next machine."""
     named = {file["name"]: file for file in files if _NAME.fullmatch(file["name"])}
     found, left_bytes = list[FileBrought](), MOST_BYTES
     for file in sorted(named.values(), key=lambda file: -int(file["step"])):
@@ -102,7 +102,7 @@ def _may_share_code(run: EarlierRun, request: Request) -> bool:
 
 
 def _has_same_gpus(run: EarlierRun, request: Request, need: GpuNeed) -> bool:
-    """Return whether the earlier run's trainer reported the GPU model and count that this request needs."""
+    """Return whether the earlier run's trainer reported the GPUs that this request needs; on this computer, True."""
     if request.mode is not Mode.PAID:
         return True
     start = run.receipt["training"]["start"]["event"] or {}

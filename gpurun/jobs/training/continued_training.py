@@ -1,8 +1,8 @@
 """Plans `gpurun train --from RUN`: a run that continues from the newest downloaded checkpoint of an earlier run.
 
 The new run trains the remaining steps with the same recipe, shards, order, weights and optimiser state, on any machine.
-It uploads only files that the earlier run's signed receipt names. Whatever the trainer would refuse on paid time is
-refused here, before anything is rented.
+It uploads only checkpoint files that the earlier run's signed receipt names. What the trainer would refuse on paid time
+is refused before anything is rented.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _KINDS = ("weights", "optimizer", "state")
 
 
 def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Request:
-    """Return the request, with its missing choices taken from the run that it continues.
+    """Return the request; missing choices are taken from the run that it continues.
 
     The cap and the user's consents are never copied. If no provider is named, the provider, image and set-up are those
-    of the earlier run (`usual` if it named no provider). UsageError if there is no such run, or nothing to continue.
+    of the earlier run; if that run named no provider, `usual`. Raise UsageError if there is no such run, or nothing to
+    continue.
     """
     run = find_earlier_training(request.continues, home)
     plan = run.plan()
@@ -77,9 +78,9 @@ def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()
 
 
 def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
-    """Return the recipe with a record of the checkpoint that it continues from; the checkpoint is read later.
+    """Return the recipe with a record of the checkpoint that it continues from. The checkpoint is read later.
 
-    UsageError if the checkpoint belongs to another recipe, or already has all steps.
+    Raise UsageError if the checkpoint belongs to another recipe, or already has all steps.
     """
     run = find_earlier_training(request.continues, home)
     name, plan = run.name, run.plan()
@@ -105,9 +106,9 @@ def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Ho
 
 
 def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path) -> DataSummary:
-    """Check the checkpoint against the receipt, link it to `into`, and return the data with its size added.
+    """Check the checkpoint against the receipt, link it into `into`, and return the data with its size added.
 
-    UsageError if the earlier run trained on other shards, VerificationFailed if the checkpoint was altered.
+    Raise UsageError if the earlier run trained on other shards, and VerificationFailed if the checkpoint was altered.
     """
     earlier = resolved.earlier
     if earlier is None:
@@ -169,9 +170,9 @@ def other_runs_from(earlier: Earlier, home: Home) -> Iterator[str]:
 
 
 def _restore_hint(before: Mapping[str, Any], changed: list[str]) -> str:
-    """Return the beginning of a hint that ends in "a new run"; it names the flags that restore the recipe's values.
+    """Return the beginning of a hint that ends in "a new run". It names the flags that restore the recipe's values.
 
-    A key that the recipe did not have cannot be removed by a flag, so then no flags are named.
+    A key that the earlier recipe lacked cannot be removed with a flag. If there are only such keys, no flags are named.
     """
     flags = []
     for key in changed:
@@ -183,7 +184,7 @@ def _restore_hint(before: Mapping[str, Any], changed: list[str]) -> str:
 
 
 def _newest_checkpoint(run: EarlierRun) -> list[dict[str, Any]]:
-    """Return the three files of the newest checkpoint that was downloaded completely."""
+    """Return the three files of the newest checkpoint that was downloaded completely; else raise UsageError."""
     files = run.files(*_KINDS)
     step = newest_whole(files)
     if step is None:
@@ -197,13 +198,13 @@ def _newest_checkpoint(run: EarlierRun) -> list[dict[str, Any]]:
 
 
 def newest_whole(files: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the step of the newest checkpoint with all three files in a receipt's `files`; None if there is none."""
+    """Return the step of the newest checkpoint that has all three files in a receipt's `files`, or None."""
     steps = Counter(file["step"] for file in files if file["kind"] in _KINDS)
     return max((step for step, count in steps.items() if count == len(_KINDS)), default=None)
 
 
 def _earlier_recipe(run: EarlierRun, before: Request) -> str:
-    """Return the earlier run's recipe, a name or a path; UsageError if it was a file that no longer exists."""
+    """Return the earlier run's recipe, a name or a path. Raise UsageError if it was a file that no longer exists."""
     name = Path(before.recipe)
     if name.stem != before.recipe and not name.expanduser().is_file():
         raise UsageError(
@@ -215,17 +216,21 @@ def _earlier_recipe(run: EarlierRun, before: Request) -> str:
 
 
 def _earlier_shards(run: EarlierRun, plan: Plan, before: Request) -> str | None:
-    """Return the folder of the shards that a run trained on, if it still exists; else the run's --data."""
+    """Return the folder of the shards that a run trained on, if it still exists; else the run's --data, or None.
+
+    For public shards, return their name at the hub.
+    """
     if plan.data.public:
         return plan.data.source if plan.data.source.startswith(HUB) else before.data
     there = run.folder.now_at(plan.data.folder)
-    if os.path.isfile(os.path.join(there, "data.json")):  # False, without an error, for another user's folder.
+    # isfile is False, without an error, for another user's folder.
+    if os.path.isfile(os.path.join(there, "data.json")):
         return there
     return None if before.data == plan.data.folder else before.data
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the target is on another disk; an existing target is removed first."""
+    """Hard-link a file, or copy it if the target is on another disk. An existing target is removed first."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

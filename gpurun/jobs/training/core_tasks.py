@@ -1,4 +1,4 @@
-"""Prepares the items of the CORE benchmark, which a run answers after its last step, and estimates their cost."""
+"""Prepares the items of the CORE benchmark, which the trainer answers after its last step, and estimates their cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_core(
 
 
 def require_core_bundle(request: Request, most: int) -> None:
-    """Raise UsageError if the recipe evaluates CORE but no bundle is given, or a bundle is given without CORE."""
+    """Raise UsageError if the recipe evaluates CORE without a bundle, or a bundle is given but not evaluated."""
     bundle = request.choices.core_bundle
     if most and not bundle:
         what = f"eval.core is {most}, but there is no bundle with the tasks of CORE."

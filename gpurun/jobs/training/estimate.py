@@ -1,17 +1,18 @@
 """Estimates whether a recipe fits on an offer, how fast it trains and how long it takes, before anything is rented.
 
-Memory comes from memory.py. Speed is a prior, hence a range; `Estimate.basis` names its source. The expected MFU of the
-trainer's own loop is 55 % on eight A100 SXM, 38 % on eight H100 SXM and 43 % on one H200, for these reasons:
+Memory is estimated in memory.py. Speed is a range, because it is estimated from published figures or from earlier runs;
+`Estimate.basis` names the source. The expected MFU (the used share of the GPUs' peak FLOP/s) of the trainer's own loop
+is 55 % on eight A100 SXM, 38 % on eight H100 SXM and 43 % on one H200, for these reasons:
 
 - A100: llm.c trains GPT-2 124M on 9.9 billion tokens in 94 minutes, which is 60 % MFU (its discussion 481). Its README
   measures PyTorch as 7 % slower: 56 %, or 321 ms a step.
 - H100: plain PyTorch takes 148 ms a step, which is 38 % (modded-nanogpt's track 3).
 - H200: our loop is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 to 45 % (docs/dev/BENCHMARKS.md).
 
-FLOPs per token are 6 N + 12 L C T, where N are the parameters used in matrix products (all except the positions; a tied
-head counts once), L the layers, C the width and T the context. As in nanoGPT and the PaLM paper, attention counts
-without the saving of a causal mask. A layer of an encoder-decoder has three attentions, hence 36 L C T; every sentence
-counts as a whole context.
+FLOPs per token are 6 N + 12 L C T, where N is the number of parameters used in matrix products (all except the
+positions; a tied head counts once), L the number of layers, C the width and T the context. As in nanoGPT and the PaLM
+paper, the saving of a causal mask is not subtracted. A layer of an encoder-decoder has three attentions, hence 36 L C
+T; every sentence counts as a whole context.
 """
 
 from __future__ import annotations
@@ -39,30 +40,30 @@ from gpurun.providers.catalog import GpuModel, card_of
 NO_PRIORS = Priors()
 
 CORE_FLOPS = (5e9, 60e9)
-CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever the model.
-GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
-START_S = (7.0, 40.0)  # Importing torch, opening the data, the first step.
-COMPILE_S = (8.0, 60.0)  # 8 s with 16 cores, on one H200.
+CPU_STEP_S = (0.003, 0.05)  # The overhead of one optimiser step on a CPU, whatever the model.
+GPU_STEP_S = (0.001, 0.005)  # The overhead of one optimiser step on a GPU.
+START_S = (7.0, 40.0)  # Importing torch, opening the data, and the first step.
+COMPILE_S = (8.0, 60.0)  # 8 s was measured with 16 cores, on one H200.
 # The speed without compiling, relative to compiled: nanoGPT's README measures 250 ms eager and 135 ms compiled.
 EAGER_SHARE = (0.45, 0.75)
 NODES_SCALING = (0.7, 0.95)
-"""The share of its speed that each node keeps when several train together: assumed, as the network is unknown."""
+"""The share of its speed that each node keeps when several train together. It is assumed: the network is unknown."""
 PCIE_SCALING = (0.85, 0.97)  # NVLink needs no factor, because its MFU was measured on whole machines with eight GPUs.
 HELLASWAG_ITEM_TOKENS = 4 * 128
 """Guessed: an item has four endings, each in a row with its context, padded to the longest row of a few items."""
 CORE_TASKS, CORE_ITEM_TOKENS = 22, 1_500
-"""The number of tasks, and guessed tokens per item: most rows begin with ten examples."""
+"""The number of tasks, and a guess of the tokens per item: most rows begin with ten examples."""
 LAUNCH_S = (0.0002, 0.0015)
-"""Seconds to launch the kernels of one layer, forward and backward, without a compiler."""
+"""Seconds to launch the kernels of one layer, forward and backward, without a compiler: least and most."""
 FORWARD_SHARE = 1 / 3
 """The share of a training step's time that its forward pass takes."""
 _MUON_MATRICES = {"faithful": (12, 4), "modern": (12, 6), "encoder-decoder": (28, 16)}
-"""Per layer: the number of weights in its matrices, divided by the square of the width; the number of matrices."""
+"""Per layer: the number of weights in its matrices, divided by the square of the width; and the number of matrices."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The work of a run: its steps, and how often, and on how many tokens, it evaluates, saves and samples."""
+    """The work of a run: its steps, and how often and on how many tokens it evaluates, saves and samples."""
 
     steps: int
     batch_tokens: int
@@ -70,9 +71,9 @@ class Pieces:
     eval_tokens: int
     checkpoint_every: int
     sampled_tokens: int = 0
-    """Tokens that the model processes for a checkpoint's samples: a whole context for each token of each prompt."""
+    """Tokens that the model processes for one checkpoint's samples: a whole context for each token of each prompt."""
     sampled_layers: int = 0
-    """Layers launched for a checkpoint's samples: all prompts together, but one token after another."""
+    """Layers launched for the samples of one checkpoint: all prompts together, but one token after another."""
     core_tokens: int = 0
     """Tokens that the model processes for CORE, after the last step."""
 
@@ -103,7 +104,10 @@ class Pieces:
 
     @property
     def sampled_steps(self) -> float:
-        """Return a checkpoint's sampling work in steps. With so few rows, tokens take twice as long as in a step."""
+        """Return the work of one checkpoint's samples, in steps.
+
+        With few rows, a token takes twice as long as in training.
+        """
         return self.sampled_tokens / 2.0 / self.batch_tokens
 
     def saves_from(self, step: int) -> int:
@@ -140,7 +144,11 @@ def core_tokens(resolved: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class _Speed:
-    """The speed of a whole machine, each as (low, high): FLOP/s, seconds per step, seconds outside the steps."""
+    """The speed of a whole machine. Each pair is (low, high).
+
+    `flops` is in FLOP/s, `overhead_s` in seconds per step, `beside_s` in seconds outside of the steps. `expected_flops`
+    is the most likely FLOP/s, None if unknown.
+    """
 
     flops: tuple[float, float]
     expected_flops: float | None
@@ -158,11 +166,11 @@ def estimate(
     priors: Priors = NO_PRIORS,
     machine: str = "",
 ) -> Estimate:
-    """Return the estimate of a recipe on an offer; `vocab_size` is the tokeniser's, used if the recipe sets none.
+    """Return the estimate of a recipe on an offer. `vocab_size` is the tokeniser's, used if the recipe sets none.
 
-    `train_s` runs from the trainer's start to its end: start, compile, steps, evaluations, samples. If the batch cannot
-    be divided among the offer's GPUs, or if one sequence does not fit, `fits` is False and there is no time. The user's
-    own runs (`priors`; `machine` identifies the CPU) take precedence over published figures.
+    `train_s` runs from the trainer's start to its end: start, compilation, steps, evaluations, samples. If the batch
+    cannot be divided among the offer's GPUs, or if one sequence does not fit, `fits` is False and there is no time. The
+    user's own earlier runs (`priors`) take precedence over published figures; `machine` identifies this computer's CPU.
     """
     model, train = recipe.tables.model, recipe.tables.train
     processes = offer.gpu_count or max(recipe.processes, offer.nodes)
@@ -230,7 +238,7 @@ def _estimate_by_speed(
 def muon_flops(recipe: ResolvedRecipe) -> int:
     """Return the FLOPs, over all processes, to orthogonalise one step's updates under Muon; 0 under AdamW.
 
-    Each of the five or twelve iterations costs 4 k C^3 + 2 C^3 on a matrix (C, k C).
+    Each of the five or twelve iterations costs 4 k C^3 + 2 C^3 on a matrix of shape (C, k C).
     """
     model = recipe.tables.model
     squares, matrices = _MUON_MATRICES[model.preset]
@@ -263,7 +271,7 @@ def _estimate_by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_
 
 
 def _gpu_speed(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
-    """Return the speed of a whole machine: peak x MFU x GPUs x scaling."""
+    """Return the speed of a whole machine: peak FLOP/s x MFU x number of GPUs x scaling."""
     scaling = PCIE_SCALING if offer.gpu_count > 1 and not card.nvlink else (1.0, 1.0)
     half = recipe.tables.train.precision != "fp32"
     tflops = card.tflops if half else card.fp32_tflops
@@ -296,7 +304,7 @@ def _cpu_speed(cores: int) -> _Speed:
 
 
 def _over_nodes(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
-    """Return the speed of several nodes together; `is_counted` means that `speed` already counts all nodes' GPUs."""
+    """Return the speed of several nodes together. `is_counted` means that `speed` already includes all nodes' GPUs."""
     if nodes == 1:
         return speed
     low, high = (each * (1 if is_counted else nodes) for each in NODES_SCALING)
@@ -320,7 +328,7 @@ def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
 
 
 def steps_of_work(recipe: ResolvedRecipe) -> float:
-    """Return the remaining work in steps, with evaluations and samples converted to steps."""
+    """Return the remaining work in steps; evaluations and samples are converted to steps."""
     return recipe.steps_left + _pieces(recipe).beside_from(recipe.first_step + 1)
 
 

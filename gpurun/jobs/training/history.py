@@ -1,9 +1,9 @@
 """Predicts the speed of a run from the tokens per second that the user's earlier runs reached on the same GPU.
 
-A plan prefers the most similar earlier run to published figures. FLOP/s carry over between models of different shapes,
-but less well the more they differ: the predicted range widens with the difference, and a run that differs by more than
-a factor of four is not used. If the file of earlier runs is unreadable, that is reported and the file is ignored;
-history_file.py writes it.
+A plan prefers the most similar earlier run to published figures. FLOP/s can be transferred between models of different
+shapes, but less reliably the more they differ. So the predicted range widens with the difference, and a run that
+differs by more than a factor of four is not used. If the file of earlier runs is unreadable, that is reported and the
+file is ignored; history_file.py writes it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, read_model
 from gpurun.providers.catalog import card_of
 
 MOST_RUNS = 200
-SPREAD = 0.05  # The difference in speed between two runs of the same training on machines of the same kind.
+SPREAD = 0.05  # The relative difference in speed between two runs of the same training on machines of the same kind.
 SPREAD_BY_DISTANCE = 0.25
 SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
-"""The seconds by which the length of any training is uncertain: runs of 12 to 20 s differed by 4 to 25 %."""
+"""`SHORT_S`: the seconds by which any training's length is uncertain. Runs of 12 to 20 s differed by 4 to 25 %.
+
+`MOST_BY_SHORTNESS`: the largest relative uncertainty that follows from it.
+"""
 FURTHEST = log(4.0)
 MOST_LOSSES = 32
 LEAST_SENT_BYTES, MOST_UPLOADS = 20_000_000, 5
@@ -40,7 +43,7 @@ Losses = tuple[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]], ...]
 
 
 class Strict(Frozen):
-    """A record of the file; a value of the wrong type is an error."""
+    """A record of the file. A value of the wrong type is an error."""
 
     model_config = ConfigDict(strict=True)
 
@@ -49,9 +52,9 @@ class Prior(Strict):
     """One earlier run: what it trained, on which GPU, and how long that took.
 
     `machine` identifies the CPU, and is empty for a GPU. `flops_per_token` is the plan's figure (estimate.py).
-    `start_s` is the time from the trainer's start to the end of its first step. `val_losses` are (step, loss).
-    `sent_bytes` is the size of the upload to a rented machine over SSH, which took `sent_s`; it is 0 if the upload was
-    too small, or did not use SSH.
+    `start_s` is the time from the trainer's start to the end of its first step. `val_losses` are pairs (step, loss).
+    `sent_bytes` is the size of the upload to a rented machine over SSH, and `sent_s` its duration; both are 0 if the
+    upload was to a user's own machine or used a bucket.
     """
 
     run: Word
@@ -89,7 +92,7 @@ class Priors(Strict):
     runs: Annotated[tuple[Prior, ...], Field(max_length=MOST_RUNS, strict=False)] = ()
 
     def with_run(self, prior: Prior) -> Priors:
-        """Return the records with this run added or replaced; the oldest records above the limit are dropped."""
+        """Return the records with this run added, or replaced if it exists. Above the limit, the oldest are dropped."""
         others = [other for other in self.runs if other.run != prior.run]
         return Priors(runs=tuple([*others, prior][-MOST_RUNS:]))
 
@@ -109,8 +112,8 @@ def nearest_run(
 ) -> Nearest | None:
     """Return the most similar run on the offer's GPU with the same precision, compilation and loop.
 
-    Return None if no run is similar enough. Of two equally similar runs the later one is used. `machine` identifies
-    the offer's CPU.
+    Return None if no run is similar enough. If two runs are equally similar, the later one is used. `machine`
+    identifies the offer's CPU.
     """
     train = recipe.tables.train
     model = recipe.tables.model
@@ -173,7 +176,8 @@ def loss_at(prior: Prior, step: int) -> float | None:
 def uplink_of(request: Request, priors: Priors) -> Uplink:
     """Return this computer's upload speed: the configured speed, else the median of the last large uploads.
 
-    The speed was measured on compressed bytes, but a plan counts uncompressed bytes, which leaves a margin.
+    The speed was measured on compressed bytes, but a plan counts uncompressed bytes, so its upload takes less time than
+    planned.
     """
     if request.uplink_mbit is not None:
         return Uplink(bits_per_s=1e6 * request.uplink_mbit, basis="as configured")
@@ -189,7 +193,7 @@ _MOST_BYTES = 8 << 20
 
 
 def load_priors(home: Home) -> tuple[Priors, str]:
-    """Return the records of earlier runs and ""; if their file is damaged, no records and a note that says so."""
+    """Return the records of earlier runs and ""; if their file is damaged, no records and a note about the damage."""
     try:
         if home.priors.stat().st_size > _MOST_BYTES:
             return Priors(), _damaged_file_note(home, f"it has more than {_MOST_BYTES >> 20} MiB")

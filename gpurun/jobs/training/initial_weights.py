@@ -1,9 +1,9 @@
-"""Finds and checks the weights that a run starts from (`train.init_from`), beside the shards.
+"""Finds and checks the weights that a run starts from (`train.init_from`), which are beside the shards.
 
 `--init ckpt.pt` converts a checkpoint of nanoGPT or minGPT, which is a pickle file. The trainer reads it in a child
 process on this computer, with an unpickler that creates only tensors and plain values. Only safetensors and JSON files
-are uploaded. Weights that the trainer would refuse on paid time are refused here, if that can be seen without loading
-them; docs/FORMATS.md has the rules.
+are uploaded. Weights that the trainer would refuse on paid time are refused before, if that can be seen without loading
+them. docs/FORMATS.md has the rules.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from gpurun.core.untrusted import error_words, read_object
 from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab
 
 INIT_FOLDER = "init"
-"""The folder beside a run's data for weights that --init converted; train.init_from is then set to this name."""
+"""The folder beside a run's data for weights that --init converted. train.init_from is then set to this name."""
 _MEMORY_BYTES, _LIMIT_S = 6 << 30, 1800
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-"""Attention masks in published GPT-2 files; they are named like biases, but are ignored."""
+"""Attention masks in published GPT-2 files. They are named like biases, but the trainer ignores them."""
 AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
-"""The values that the trainer accepts for the keys of a config.json; a key may be missing."""
+"""The values that the trainer accepts for the keys of a config.json. A key may be missing."""
 _TOKENIZER_KEY = "gpurun_tokenizer_sha256"
 """The key of an exported config.json that identifies its vocabulary."""
 _BLOCK_BYTES = 1 << 20
 _PUBLISHED = re.compile(r"(pytorch_)?model(-\d{5}-of-(?P<parts>\d{5}))?\.(safetensors|bin)(\.index\.json)?")
-"""File names of weights in transformers: one file, a part, or an index of parts; safetensors or pickle."""
+"""File names of weights in the library transformers: one file, a part, or an index of parts; safetensors or pickle."""
 _LOAD = {"safetensors": "st.load_file(p)", "bin": 'torch.load(p, map_location="cpu", weights_only=True)'}
 _MERGE = (
     "import sys, pathlib, torch, safetensors.torch as st; d = pathlib.Path(sys.argv[1]); w = {{}}; "
-    "[w.update({load}) for p in sorted(d.glob({files}))]; "  # Tensors that share memory cannot be saved, so clone each.
+    # Tensors that share memory cannot be saved, so each is cloned.
+    "[w.update({load}) for p in sorted(d.glob({files}))]; "
     'st.save_file({{k: v.contiguous().clone() for k, v in w.items()}}, d / "model.safetensors")'
 )
 _FITS = "Use weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
@@ -56,7 +57,7 @@ _FITS = "Use weights of the recipe's own shape, or leave train.init_from out; a 
 def take_checkpoint(checkpoint: Path, into: Path) -> None:
     """Convert a checkpoint file, and write the weights to the run's own data folder.
 
-    UsageError if the file is not a checkpoint, or contains objects other than tensors and plain values.
+    Raise UsageError if the file is not a checkpoint, or contains objects other than tensors and plain values.
     """
     if not checkpoint.is_file():
         what = f"--init {checkpoint} is not a file."
@@ -85,7 +86,7 @@ def take_checkpoint(checkpoint: Path, into: Path) -> None:
 
 
 def add_initial_weights(data: DataSummary, resolved: ResolvedRecipe, own: Path | None = None) -> DataSummary:
-    """Return the data with the size of the recipe's initial weights added; UsageError if they do not fit the recipe.
+    """Return the data with the size of the recipe's initial weights added. Raise UsageError if they do not fit.
 
     The weights are beside the shards, or in the run's `own` data folder if --init wrote them. A run that continues from
     a checkpoint ignores them.
@@ -116,7 +117,7 @@ def add_initial_weights(data: DataSummary, resolved: ResolvedRecipe, own: Path |
 
 
 def _alphabet_faults(weights: Path, data: DataSummary) -> Iterator[str]:
-    """Yield a fault if a checkpoint without a named tokeniser has a different number of characters than the data."""
+    """Yield a fault if the weights and the data have different numbers of tokens (no check for gpt2)."""
     table = read_tensor_places(weights).get("wte.weight")
     rows = table.shape[0] if table is not None and table.shape else 0
     # The data's vocabulary may have one more character, U+FFFD, at its end.
@@ -127,9 +128,9 @@ def _alphabet_faults(weights: Path, data: DataSummary) -> Iterator[str]:
 def weights_of(folder: Path, name: str) -> dict[str, Path]:
     """Return the weights file that `name` refers to, and the JSON file beside it, keyed by path below the data folder.
 
-    As in `trainer/pretrained.py`, `name` is a file, or a folder with model.safetensors or checkpoints, of which the
-    newest is used; if there is a manifest, only the checkpoints that it lists are considered. The returned files may be
-    missing. UsageError if the manifest is invalid.
+    As in `trainer/pretrained.py`, `name` is a file, or a folder. In a folder, model.safetensors or else the newest
+    checkpoint is used; if there is a manifest, only the checkpoints that it lists are considered. The returned files
+    may be missing. Raise UsageError if the manifest is invalid.
     """
     weights = folder / name
     if weights.is_dir():
@@ -142,7 +143,7 @@ def weights_of(folder: Path, name: str) -> dict[str, Path]:
 
 
 def _newest_checkpoint(found: list[Path]) -> Path:
-    """Return the newest complete checkpoint of a folder, which may also contain the files of an interrupted save."""
+    """Return the newest complete checkpoint of a folder, which may also have files of an interrupted save."""
     manifest = found[0].parent.parent / "MANIFEST.json"
     try:
         named = {entry["name"] for entry in read_object(manifest)["files"]}
@@ -155,7 +156,7 @@ def _newest_checkpoint(found: list[Path]) -> Path:
 
 
 def _require_single_file(weights: Path, name: str) -> None:
-    """Raise UsageError, with a command that converts them, if the weights are in several files or in a pickle."""
+    """Raise UsageError, with a command that converts them, if the weights are in several files or in a pickle file."""
     folder, whole = weights.parent, weights.with_name("model.safetensors")
     found = [file.name for file in sorted(folder.glob("*model*")) if _PUBLISHED.fullmatch(file.name)]
     if (weights == whole and whole.is_file()) or not found or weights.name not in (*found, whole.name):

@@ -1,8 +1,8 @@
 """Computes a GPU's peak memory, the micro-batch that fits, and which dimension to reduce if no micro-batch fits.
 
 The formulas count the tensors that exist at each moment of a training step. torch's MemTracker gives the same results
-for a real step (trainer/traced_memory.py). Memory depends on the N tokens, C channels, L layers, H heads, the
-vocabulary V, and the P parameters.
+for a real step (trainer/traced_memory.py). Memory depends on N tokens, C channels, L layers, H heads, the vocabulary V
+and P parameters.
 """
 
 from __future__ import annotations
@@ -17,19 +17,27 @@ from typing import Any
 from gpurun.core.records import Offer
 from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
 
-CHUNK_BYTES = 2**28  # The fp32 logits that the trainer's loss holds at once: on a CPU,
-CARD_BYTES = 2**30  # on a GPU with a compiled loss,
-EAGER_BYTES = 2**31  # and on a GPU without compiling.
+CHUNK_BYTES = 2**28  # The most bytes of fp32 logits that the trainer's loss has at the same time on a CPU.
+CARD_BYTES = 2**30  # The same on a GPU with a compiled loss.
+EAGER_BYTES = 2**31  # The same on a GPU without compilation.
 
 
 @dataclass(frozen=True)
 class _Kept:
     """Bytes per token that a forward pass keeps for its backward pass, in 16-bit autocast or in fp32.
 
-    In each layer: `channel` per channel, `head` per head, `norms` once, and `position` per position of the context (the
-    attention mask as numbers). `weights` counts per head and position, and only without a fused attention. With dropout
-    `masks` is added per channel; with a single head `single` is, because its values are not copied. Once in the whole
-    network: `around` per channel during the loss, or `backward` per channel during the last layer's backward pass.
+    Counted once per layer:
+    - `channel`: per channel
+    - `head`: per head
+    - `norms`: a constant
+    - `position`: per position of the context (the attention mask as numbers)
+    - `weights`: per head and position; only without a fused attention
+    - `masks`: per channel; only with dropout
+    - `single`: per channel; only with a single head, whose values are not copied
+
+    Counted once per network:
+    - `around`: per channel, during the loss
+    - `backward`: per channel, during the last layer's backward pass
     """
 
     channel: float
@@ -43,10 +51,10 @@ class _Kept:
     single: float = 0
 
 
-# Bytes of a faithful layer: the residual stream twice in fp32 (8), two norms' results (4), queries, keys, values (6),
-# attention's result (2), the wide layer before and after GELU (16). A modern layer also keeps queries and keys in fp32
-# (8), and attention's result twice. A layer of an encoder-decoder is an encoder and a decoder layer, which have
-# equally many tokens.
+# Bytes of a faithful layer: the residual stream twice in fp32 (8), the results of two norms (4), queries, keys, values
+# (6), the result of attention (2), the wide layer before and after GELU (16). A modern layer also keeps queries and
+# keys in fp32 (8), and the result of attention twice. A layer of an encoder-decoder is an encoder layer plus a decoder
+# layer with equally many tokens.
 _KEPT = {
     ("faithful", True): _Kept(36, 2, 4, 12, 18),
     ("faithful", False): _Kept(64, 2, 4, 12, 28),
@@ -55,7 +63,7 @@ _KEPT = {
     ("encoder-decoder", True): _Kept(82, 29, 12, 16, 16, norms=48, position=2),
     ("encoder-decoder", False): _Kept(120, 45, 12, 16, 40, norms=48, position=4),
 }
-# Without a fused attention, dropout keeps the weights in fp32, the dropout mask, and the weights after dropout.
+# Without a fused attention, dropout keeps three tensors: the fp32 weights, the dropout mask, the weights after dropout.
 _UNFUSED = {
     ("faithful", True): _Kept(46, 0, 0, 12, 18, norms=24, weights=12),
     ("faithful", False): _Kept(72, 0, 0, 12, 28, norms=24, weights=12, single=8),
@@ -64,17 +72,19 @@ _UNFUSED = {
     ("encoder-decoder", True): _Kept(142, 0, 0, 16, 16, norms=60, weights=36),
     ("encoder-decoder", False): _Kept(204, 0, 0, 16, 40, norms=60, weights=36),
 }
-_TOKEN_BYTES = 40  # Ids, targets and losses.
+_TOKEN_BYTES = 40  # Token ids, targets and losses.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """The aspects of training that affect memory; `way_of` derives them from a recipe and an offer.
+    """The aspects of training that affect memory. `way_of` derives them from a recipe and an offer.
 
-    `half` means that computing uses 16 bits, `fused` that attention is a GPU's fused kernel, which includes dropout.
-    `chunked` means that the loss is the trainer's own; on a GPU it is also `compiled` or `eager`. With `muon`, the
-    matrices of the blocks have only one moment. `gradient` means that gradients already exist when a forward pass
-    begins (several micro-batches, or replicas). With `shards` above 1, each process holds its share of the weights.
+    - `half`: computing uses 16 bits.
+    - `fused`: attention is a GPU's fused kernel, which includes dropout.
+    - `chunked`: the loss is the trainer's own; on a GPU it is also `compiled` or `eager`.
+    - `muon`: the matrices of the blocks have only one moment.
+    - `gradient`: gradients already exist when a forward pass begins (several micro-batches, or replicas).
+    - `shards`: the number of processes that share the weights; with 1 each process has all of them.
     """
 
     half: bool = True
@@ -93,9 +103,20 @@ ALONE = Way()
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The number of weights: in total, outside the blocks, per block, in the head, and in a block's widest matrix.
+    """The sizes from which the bytes of a training step are computed.
 
-    Then bytes: what a forward pass keeps, per layer and in total, and what the loss and a backward pass add to that.
+    Numbers of weights:
+    - `parameters`: in total
+    - `root`: weights outside the blocks
+    - `block`: weights of one block
+    - `head`: weights of the head
+    - `widest`: weights of a block's widest matrix
+
+    Bytes:
+    - `layer_bytes`: what a forward pass keeps per layer
+    - `kept_bytes`: what a forward pass keeps in total
+    - `loss_bytes`: what the loss adds to that
+    - `backward_bytes`: what the last layer's backward pass adds to that
     """
 
     parameters: int
@@ -117,42 +138,47 @@ def tensor_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way:
 
 
 def _moments_unsharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """Yield the bytes during the loss, the last layer's backward pass, the end of that pass, and the optimiser step."""
+    """Yield the bytes at four moments: the loss, the last layer's backward pass, its end, and the optimiser step."""
     state = _state_bytes(model, sizes, way)
     forward = state + _copies_bytes(model, sizes, way) + _gradient_bytes(sizes, way) + sizes.kept_bytes
     yield forward + sizes.loss_bytes
-    # If gradients already exist, a layer's widest matrix has two until the new gradient is added to the old.
+    # If gradients already exist, a layer's widest matrix has two until the new gradient is added to the existing one.
     yield forward + max(sizes.backward_bytes + 4 * sizes.head, 4 * sizes.widest if way.gradient else 0)
-    # A tied embedding has three gradients: from the loss, from the embedding, and their sum.
+    # A tied embedding has three gradients: that of the loss, that of the embedding, and their sum.
     whole = state + 4 * sizes.parameters
     yield whole + ((12 if way.gradient else 8) * sizes.head if model.tied else 0)
     yield whole + _muon_bytes(model, sizes, way)
 
 
 def _moments_sharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """Yield the same bytes under FSDP2 (trainer/distributed.py), which gathers the weights outside the blocks per step.
+    """Yield the bytes at the moments of a step under FSDP2 (trainer/distributed.py).
 
-    A block's weights are gathered when they are needed; in the backward pass, while the previous block still runs. A
-    block's gradient is copied into a buffer for the reduction, and exists until the next block's gradient is complete.
-    With several micro-batches the gradients are not sharded, and accumulate.
+    Once per step, FSDP2 gathers the weights outside the blocks. It gathers a block's weights when they are needed; in
+    the backward pass, while the previous block still runs. A block's gradient is copied into a buffer for the
+    reduction, and exists until the next block's gradient is complete. With several micro-batches the gradients are not
+    sharded, and accumulate.
     """
     head = 4 * sizes.head
     state = _state_bytes(model, sizes, way) / way.shards + 4 * sizes.root
     forward = state + _copies_bytes(model, sizes, way) + _gradient_bytes(sizes, way) + sizes.kept_bytes
     yield forward + sizes.loss_bytes
     if not model.tied:
-        yield forward + 3 * head  # From the loss, scaled, and copied for its parameter.
+        yield forward + 3 * head  # The head's gradient: as the loss computed it, scaled, and copied for its parameter.
     waiting = 0 if way.gradient and not model.tied else head
     for done in {0, min(1, model.layers - 1), model.layers - 1}:
         yield from (forward + waiting + more for more in _block_moments(model, sizes, way, done))
     summed = 4 * model.layers * sizes.block / way.shards + 4 * sizes.block
-    own = 4 * sizes.root if way.gradient or not model.tied else 0  # A tied head's gradient is in the sum below.
+    # The gradient of a tied head is included in the sum below.
+    own = 4 * sizes.root if way.gradient or not model.tied else 0
     yield state + max(summed + own, _gradient_bytes(sizes, way)) + (3 if model.tied else 1) * head
     yield state + 4 * sizes.parameters / way.shards + _muon_bytes(model, sizes, way)
 
 
 def _block_moments(model: ModelConfig, sizes: _Sizes, way: Way, done: int) -> Iterator[float]:
-    """Yield the bytes that a block's backward pass adds under FSDP2, at its beginning and end, after `done` blocks."""
+    """Yield the bytes that a block's backward pass adds under FSDP2, at its beginning and end.
+
+    `done` is the number of blocks that have done their backward pass before.
+    """
     block, copies = 4 * sizes.block, 2 * sizes.block if way.half else 0
     before = done * (block / way.shards - copies - sizes.layer_bytes) + (block if done else 0) + sizes.backward_bytes
     if way.gradient:
@@ -171,12 +197,12 @@ def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
     channel = kept.channel + (kept.masks if model.dropout else 0) + (kept.single if model.heads == 1 else 0)
     channel += (2 if way.half else 4) if model.value_mix else 0  # The values before they are mixed.
-    # Each norm's result before its gains are applied; one of the two final norms also exists during the loss.
+    # The result of each norm before its gains are applied; one of the two final norms also exists during the loss.
     gains = 4 * width if model.gains else 0
     channel += 8 if model.gains else 0
     layer = channel * width + kept.head * model.heads
     layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
-    # The gradient of attention's weights; the wide layer's gradient has already been released.
+    # The gradient of the attention weights. The gradient of the wide layer was released before.
     attention = 4 * model.heads * model.context - (8 if way.half else 32) * width if kept.weights else 0
     return _Sizes(
         parameters=parameters,
@@ -196,7 +222,7 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
     head, width = vocab * model.width, model.width
     if not way.chunked:
         # Bytes per logit: log-softmax in fp32 (4), its gradient in fp32 (4) and 16 bits (2), and 16-bit logits (2). In
-        # fp32 the sum is also 12. With few tokens the peak comes later, when the head's own gradient is computed.
+        # fp32 the sum is 12 as well. With few tokens the peak comes later, when the head's own gradient is computed.
         return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
     most = EAGER_BYTES if way.eager else CARD_BYTES if way.compiled else CHUNK_BYTES
     each = (16 if model.softcap else 4) * vocab
@@ -209,12 +235,12 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
 
 
 def _state_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
-    """Return the bytes of weights and optimiser moments: two moments each, one for a block's matrices under Muon."""
+    """Return the bytes of weights and optimiser moments: two moments, or one for a block's matrices under Muon."""
     return 12 * sizes.parameters - (4 * model.layers * sizes.block if way.muon else 0)
 
 
 def _copies_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
-    """Return the bytes of the 16-bit copies of the blocks' matrices, which a forward keeps for its backward."""
+    """Return the bytes of the 16-bit copies of the blocks' matrices, which exist until the backward pass."""
     return 2 * model.layers * sizes.block if way.half else 0
 
 
@@ -236,19 +262,19 @@ def _muon_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
 
 @cache
 def _root_parameters(model: ModelConfig, vocab_size: int) -> int:
-    """Return the number of parameters outside the blocks: the total, minus the parameters of all layers."""
+    """Return the number of parameters outside the blocks: the total minus the parameters of all blocks."""
     parameters = parameters_of(model, vocab_size)
     block = parameters_of(replace(model, layers=model.layers + 1), vocab_size) - parameters
     return parameters - model.layers * block
 
 
 GIB = 2**30
-CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
+CONTEXT_BYTES = 3 * GIB // 2  # For CUDA, cuBLAS and NCCL; 1 to 2 GiB were measured.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
-MUON_STACK = 1 << 25  # The most weights in a stack, as in trainer/optim.py.
+MUON_STACK = 1 << 25  # The most weights that are updated together, as in trainer/optim.py.
 MUON_ALIKE = {"faithful": (1, 1), "modern": (4, 1), "encoder-decoder": (12, 2)}
-"""The numbers of square matrices and of widest matrices in a layer."""
+"""How many square matrices, and how many of the widest matrices, a layer has."""
 REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
 """The trainer shards weights if REPLICA_BYTES per parameter exceed REPLICA_SHARE of a GPU (trainer/distributed.py)."""
 
@@ -265,9 +291,10 @@ def peak_bytes(
 
 
 def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """Return the number of processes that the trainer shards the weights over: all under FSDP, else 1.
+    """Return over how many processes the trainer shards the weights: all of them under FSDP, else 1.
 
-    If the recipe does not decide, weights are sharded if the trainer would shard them, or if they would not fit.
+    If the recipe leaves it open, the weights are sharded if the trainer would shard them, or if whole weights would not
+    fit.
     """
     parallel, model = recipe.tables.train.parallel, recipe.tables.model
     if processes == 1 or not offer.gpu_count or parallel == "ddp":
@@ -303,7 +330,7 @@ def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: i
 
 
 def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """Return the largest micro-batch that fits and divides the batch, at most the recipe's own; 0 if there is none."""
+    """Return the largest micro-batch that fits and divides the batch, at most the recipe's; 0 if none fits."""
     train = recipe.tables.train
     sequences, left = divmod(train.batch_tokens, recipe.tables.model.context * processes)
     if left:
@@ -332,9 +359,9 @@ def usable_bytes(offer: Offer, processes: int = 1) -> float:
 
 
 def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> str:
-    """Return a clause for a message: the memory that one sequence needs, the usable memory, and fitting reductions.
+    """Return a clause for a message: the memory that one sequence needs, the usable memory, and reductions that fit.
 
-    If sharding over several GPUs would fit but the recipe forbids it, that is suggested first.
+    If the recipe would fit with sharding over several GPUs but forbids it, sharding is suggested first.
     """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
     usable = f"{USABLE_SHARE:.0%} of {memory_gib(offer, processes):g} GiB are usable"
@@ -358,7 +385,7 @@ def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
 
 
 def _reductions(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]) -> Iterator[str]:
-    """Yield a reduction for each dimension, to the largest value that fits and that the rest of the recipe allows."""
+    """Yield, for each dimension, a reduction to the largest value that fits and that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
     allowed: dict[str, Sequence[int]] = {

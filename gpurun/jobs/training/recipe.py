@@ -1,7 +1,7 @@
-"""Finds and reads recipes, and applies the rehearsal and `--set`, which gives the dict that the trainer reads.
+"""Finds and reads recipes, and applies the rehearsal and `--set`. The result is the dict that the trainer reads.
 
-The schema is the trainer's (trainer/recipe.py). It is checked here, before anything is spent, and an error names the
-file, the key and the nearest valid word.
+The schema is the trainer's (trainer/recipe.py). It is checked before anything is spent. An error names the file, the
+key and the most similar valid word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reader(Protocol):
     """Reads the recipes of a modified trainer (changed_recipe.py), which may have keys that gpurun does not know."""
 
     def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
-        """Return a recipe's record after the overrides, and its rehearsal if `rehearse`; UsageError if refused."""
+        """Return a recipe's record, or its rehearsal, after the overrides. Raise UsageError if it is refused."""
 
     def counts(self, record: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
         """Return the model's parameters and FLOPs per token."""
@@ -41,9 +41,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe; `written` holds the keys in its file, without defaults.
+    """A checked recipe. `written` has the keys of its file, without defaults.
 
-    If the user modified the trainer, `reader` is that trainer's reader, and `tables` only the part that gpurun knows.
+    If the user modified the trainer, `reader` is that trainer's reader, and `tables` has only the part that gpurun
+    knows.
     """
 
     name: str
@@ -54,7 +55,7 @@ class LoadedRecipe:
 
     @property
     def about(self) -> str:
-        """Return one line about it for `recipes list`."""
+        """Return the recipe's description for `recipes list`, in one line."""
         return self.tables.about
 
 
@@ -63,8 +64,8 @@ class ResolvedRecipe:
     """A recipe after defaults, rehearsal and `--set`, for a number of processes that divides its batch.
 
     `earlier` is the checkpoint that it continues from, if any. The other fields are set for a modified trainer:
-    `reader` is its reader, `whole` the whole record (`tables` is only the part that gpurun knows), and `beyond` the
-    bytes of its tensors in excess of memory.py's formula, as (micro-batch, bytes) for two micro-batches.
+    `reader` is its reader. `whole` is the whole record, of which `tables` has only the part that gpurun knows. `beyond`
+    states by how many bytes its tensors exceed memory.py's formula, as (micro-batch, bytes) for two micro-batches.
     """
 
     name: str
@@ -88,13 +89,13 @@ class ResolvedRecipe:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the content of recipe.json: all tables except `rehearsal`, which has already been applied."""
+        """Return the content of recipe.json: all tables except `rehearsal`, which is already applied."""
         record = self.tables.as_record() if self.whole is None else {**self.whole}
         del record["rehearsal"]
         return record
 
     def parameters(self, vocab_size: int = 0) -> int:
-        """Return the number of parameters; `vocab_size` is the tokeniser's, used if the model's own is 0."""
+        """Return the number of parameters. `vocab_size` is the tokeniser's, used if the model's own is 0."""
         return self._counts(vocab_size)[0]
 
     def flops_per_token(self, vocab_size: int = 0) -> int:
@@ -106,7 +107,7 @@ class ResolvedRecipe:
         return parameters_of(self.tables.model, vocab_size)
 
     def beyond_formula(self, micro_batch: int) -> int:
-        """Return the bytes by which a micro-batch's tensors exceed memory.py's formula, from the two traces."""
+        """Return by how many bytes a micro-batch's tensors exceed memory.py's formula, interpolated from two traces."""
         (first, least), (last, most) = self.beyond
         return least + (most - least) * (micro_batch - first) // max(1, last - first)
 
@@ -122,7 +123,7 @@ class ResolvedRecipe:
 
 
 def read_model(table: Any) -> ModelConfig:
-    """Return the `model` table of a resolved recipe; ValueError if it is invalid."""
+    """Return the `model` table of a resolved recipe. Raise ValueError if it is invalid."""
     model: ModelConfig = (
         table if isinstance(table, ModelConfig) else schema.read_table(ModelConfig, table, "model", is_whole=False)
     )
@@ -135,10 +136,10 @@ def list_recipes() -> tuple[str, ...]:
 
 
 def load_recipe(name: str, reader: Reader | None = None) -> LoadedRecipe:
-    """Read and check a recipe: a bundled one by its name, or a file by its path, which ends in .toml or has a slash.
+    """Read and check a recipe: a bundled recipe by its name, or a file by its path, which ends in .toml or has a slash.
 
-    With the `reader` of a modified trainer, the recipe may have keys that only that trainer knows. UsageError if the
-    recipe is not found or is malformed, or if a key is unknown, is missing or has an invalid value.
+    With the `reader` of a modified trainer, the recipe may have keys that only that trainer knows. Raise UsageError if
+    the recipe is not found or is malformed, or if a key is unknown, is missing or has an invalid value.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(name).expanduser()
@@ -160,8 +161,8 @@ def resolve(
 ) -> ResolvedRecipe:
     """Apply the rehearsal (if `form` is "rehearsal"), then `--set`, and check that the processes divide the batch.
 
-    `processes` is the total of all nodes; None means the rehearsal's own number, or one per GPU. UsageError if the
-    result is invalid.
+    `processes` is the total over all nodes; None means the rehearsal's own number, or one per GPU. Raise UsageError if
+    the result is invalid.
     """
     where, whole = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else ""), None
     if recipe.reader is not None:
@@ -184,7 +185,7 @@ def resolve(
 
 
 def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.HardwareConfig:
-    """Return the table `hardware` after `--set`; it is read first, because it decides which form is trained."""
+    """Return the table `hardware` after `--set`. It is read first, because it decides which form is trained."""
     paths = (known_override(text) for text in overrides)
     named = {path[1]: value for path, value in filter(None, paths) if path[0] == "hardware"}
     hardware, where = {**vars(recipe.tables.hardware), **named}, f"{recipe.name} with --set"
@@ -196,7 +197,7 @@ def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.Hardwa
 
 
 def known_override(text: str) -> recipe_file.Override | None:
-    """Return the path and value of a --set; None for a key that gpurun does not know, which `resolve` checks."""
+    """Return the path and value of a --set; None for a key that gpurun does not know (`resolve` checks it)."""
     try:
         return parse_set_option(text)
     except UsageError as error:
@@ -206,7 +207,7 @@ def known_override(text: str) -> recipe_file.Override | None:
 
 
 def parse_set_option(text: str) -> recipe_file.Override:
-    """Return the path and value of `table.key=value`, read as by the trainer's --set; UsageError if it is invalid."""
+    """Return the path and value of `table.key=value`, read as the trainer does. Raise UsageError if it is invalid."""
     try:
         return recipe_file.parse_override(text)
     except schema.RecipeError as error:
@@ -223,7 +224,7 @@ def new_recipe(name: str) -> str:
 
 
 def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
-    """Return a recipe's validated tables; UsageError, which calls the recipe `where`, if they are invalid."""
+    """Return a recipe's validated tables. If they are invalid, raise UsageError, which calls the recipe `where`."""
     try:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
@@ -239,10 +240,10 @@ def _on_one_node(hardware: schema.HardwareConfig, where: str) -> schema.Hardware
 
 
 def _known_tables(record: Mapping[str, Any], where: str) -> RecipeTables:
-    """Return the part of a modified trainer's recipe that gpurun knows; the plan is based on this part.
+    """Return the part of a modified trainer's recipe that gpurun knows. The plan is based on this part.
 
-    Unknown keys are left out, and an unknown choice ("lion" for optim.kind) counts as the default. Everything else must
-    be within gpurun's bounds.
+    Unknown keys are left out, and an unknown choice (such as "lion" for optim.kind) counts as the default. Everything
+    else must be within gpurun's limits.
     """
     known: dict[str, Any] = {"rehearsal": record.get("rehearsal", {}), "about": record.get("about", "")}
     for name, kind in schema.TABLES.items():
@@ -263,7 +264,7 @@ def _known_tables(record: Mapping[str, Any], where: str) -> RecipeTables:
 
 
 def _refusal(error: schema.RecipeError, where: str) -> UsageError:
-    """Return the error for an invalid recipe, with the file's name and a hint."""
+    """Return the error for an invalid recipe, with the recipe's name (`where`) and a hint."""
     what, hint = f"{where}: {error}.", "Change one of them, in the file or by --set."
     if error.kind == "unknown_key":
         what = f"{where} has the unknown key {error.key}."
@@ -278,7 +279,7 @@ def _refusal(error: schema.RecipeError, where: str) -> UsageError:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file's tables; UsageError, with the line number, if it cannot be read or parsed."""
+    """Return a TOML file's tables. Raise UsageError, with the line number, if it cannot be read or parsed."""
     try:
         return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
@@ -294,7 +295,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_batch(recipe: RecipeTables, processes: int, nodes: int, where: str) -> None:
-    """Raise UsageError if the batch is not a whole number of sequences for each process."""
+    """Raise UsageError if the batch does not give each process a whole number of sequences."""
     context, batch = recipe.model.context, recipe.train.batch_tokens
     if batch % (context * processes):
         shared = f"{nodes} nodes x {processes // nodes} = " if nodes > 1 else ""

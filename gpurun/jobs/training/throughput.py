@@ -23,9 +23,9 @@ from gpurun.core.trainer_events import (
 from gpurun.jobs.training.estimate import FORWARD_SHARE, Pieces
 
 MEASURED_STEPS = 50
-"""The measurement replaces the estimate after so many steps, not counting the first, which compiles and warms up."""
+"""The measurement replaces the estimate after this many steps, not counting the first step, which compiles."""
 LEAST_CLEAN_STEPS = 10
-"""The fewest steps from which a speed is computed, so that the average includes work done only every few steps."""
+"""The fewest steps from which a speed is computed, because some work is done only every few steps."""
 _MOST_PACES = 64
 
 
@@ -44,7 +44,7 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class Seen:
-    """The figures of a trainer's latest process; `start_s` is the time from its start to the end of its first step."""
+    """The figures of a trainer's latest process. `start_s` is the time from its start to the end of its first step."""
 
     step: int
     steps: int
@@ -59,7 +59,7 @@ class Meter:
     """Computes a trainer's speed from its events, which it takes one by one."""
 
     def __init__(self, resolved: Mapping[str, Any], steps: int = 0) -> None:
-        """Measure a run of a resolved recipe, or of a command; only the number of a command's steps is known."""
+        """Measure a run of a resolved recipe; if `steps` is above 0, a command, of which nothing else is known."""
         self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.from_recipe(resolved)
         self._begin()
 
@@ -80,7 +80,7 @@ class Meter:
         self._losses: list[tuple[int, float]] = []
 
     def take(self, event: TrainerEvent) -> MeasuredSpeed | None:
-        """Take an event, and return the measured speed; None until fifty steps after the first are measured."""
+        """Process an event. Return the measured speed, or None until fifty steps after the first step are measured."""
         match event:
             case StartEvent():
                 self._begin()
@@ -115,7 +115,7 @@ class Meter:
         return self._measured(pieces)
 
     def _count(self, steps: int, took_s: float) -> None:
-        """Add the time between two step events; it is kept apart if it includes an evaluation or a checkpoint."""
+        """Add the time between two step events, separately if it includes an evaluation, a sample or a checkpoint."""
         if self._is_clean:
             self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
             self._block_s, self._block_steps = self._block_s + took_s, self._block_steps + steps
@@ -126,7 +126,7 @@ class Meter:
             self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
 
     def seen(self) -> Seen | None:
-        """Return the figures from all events so far; None if there are too few events."""
+        """Return the figures from all events so far; None if there are too few."""
         step_s = self._step_s()
         if self._pieces is None or step_s is None or self._clean_steps + self._mixed_steps < LEAST_CLEAN_STEPS:
             return None
@@ -141,7 +141,7 @@ class Meter:
         )
 
     def _step_s(self) -> float | None:
-        """Return the mean seconds per step, without evaluations; None before the first step."""
+        """Return the mean seconds per step, without evaluations; None before the second step."""
         if self._clean_steps >= LEAST_CLEAN_STEPS:
             step_s = self._clean_s / self._clean_steps
         elif self._clean_steps + self._mixed_steps:

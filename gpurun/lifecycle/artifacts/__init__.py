@@ -1,1 +1,1 @@
-"""Files that are downloaded during a run or on request, beside the collect step."""
+"""Downloads of a run's files outside of the collect step: during training, or when the user requests them."""

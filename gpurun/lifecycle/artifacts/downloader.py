@@ -1,6 +1,7 @@
 """Download files from a machine or a bucket, and decide how long to wait for each.
 
-All downloads use this module. The caller sets the order; a file that is held up does not delay the others.
+All downloads use this module. The caller sets the order. A file that cannot be downloaded now does not delay the
+others.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile,
 from gpurun.remote.resumable_file import HeldElsewhere
 from gpurun.remote.small_files import LEAST_FILES, SMALL_BYTES, TakeFile, group_files
 
-# A process that has a file open but adds nothing to it for this long was probably suspended, for example by ^Z.
+# If another process has a file open but has added nothing to it for this long, that process is probably suspended (^Z).
 STUCK_S = 60.0
-# Seconds before a failed background download is retried, and seconds to wait for its thread to end.
+# Seconds before a failed background download is retried, and the most seconds to wait for its thread to end.
 AGAIN_S, JOIN_S = 60.0, 3.0
-# After a list that took longer than QUICK_S, wait REST times as long before the next.
+# If reading the list of files took longer than QUICK_S, wait REST times as long before it is read again.
 QUICK_S, REST = 0.5, 10
 LOOK_FILES = 256
-"""Check the time that is left after this many small files."""
+"""Check the remaining time each time this many small files have arrived."""
 
 T = TypeVar("T")
 
-# Called with a file and how many of its bytes are here; 0 if its download starts over.
+# Called with a file and how many of its bytes are on this computer; 0 if its download starts over.
 Tell = Callable[[ManifestFile, int], object]
 
 
 class FileSource(Protocol):
-    """A source of files. For `fetch` see `gpurun.remote.download.fetch`."""
+    """A source of files, such as a machine or a bucket. `fetch` is described at `gpurun.remote.download.fetch`."""
 
     def fetch(
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
@@ -57,18 +58,18 @@ class FileSource(Protocol):
 
 
 class Waits:
-    """Decides what to do when a file does not arrive. In this base class the first error ends the download."""
+    """Decides what happens when a file does not arrive. In this base class the first error ends the download."""
 
     for_room = False
-    """Whether to wait for disk space for a file after all others are here."""
+    """Whether a file that the local disk has no room for is retried after all others have arrived."""
 
     def raise_if_stopped(self) -> None:
         """Raise an error that ends all downloads, for example after a stop request."""
 
     def require_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """Raise CollectFailed if no time is left for this file, and whatever `raise_if_stopped` raises.
+        """Raise CollectFailed if no time is left for this file; also raise whatever `raise_if_stopped` raises.
 
-        `why` is the error that has held the file up so far.
+        `why` is the last error that kept this file from arriving.
         """
         self.raise_if_stopped()
 
@@ -76,15 +77,15 @@ class Waits:
         """Note that bytes have arrived."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """Pause before the next try, or raise: a FarRefusal ends one file, any other error ends all of them."""
+        """Pause before the next try, or raise: a FarRefusal ends this file only, any other error ends the download."""
         raise error
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Pause while this disk or another process holds up all remaining files."""
+        """Pause, because all remaining files wait for the local disk or for another process that has them open."""
         raise held[0]
 
     def until_done(self, attempt: Callable[[], T]) -> T:
-        """Return the result of the attempt once it succeeds, retrying as `wait` decides."""
+        """Repeat the attempt until it succeeds, and return its result. `wait` decides about each failure."""
         while True:
             self.raise_if_stopped()
             try:
@@ -97,10 +98,11 @@ class Waits:
 
 
 class Downloader:
-    """Downloads files: `here` has the verified files, and `missing` has an error for each of the others.
+    """Downloads files: `here` has the verified files, and `missing` has an error for each file that was given up.
 
-    `gone` is set when the source is given up; after that only files that are already here are counted. `repeated_bytes`
-    is how many bytes were downloaded a second time because a line was cut or a digest was wrong.
+    `gone` is the error that made the source unusable. After that, nothing is downloaded; files that are already on this
+    computer are still counted. `repeated_bytes` is how many bytes were downloaded a second time, because the connection
+    broke or a digest was wrong.
     """
 
     def __init__(
@@ -118,20 +120,20 @@ class Downloader:
         self._last: dict[str, int] = {}
 
     def _count(self, file: ManifestFile) -> None:
-        """Count a verified file."""
+        """Count a verified file. A file that was counted before adds no bytes."""
         self.here_bytes += file.bytes if file.name not in self.here else 0
         self.here[file.name] = file
 
     def _is_settled(self, file: ManifestFile) -> bool:
-        """Return whether a file is here or was given up."""
+        """Return whether a file was verified or given up."""
         return file.name in self.here or file.name in self.missing
 
     def bring(self, files: Iterable[ManifestFile]) -> None:
-        """Download files in the given order; a file that is held up is retried after the others."""
+        """Download the files in this order. A file that cannot be downloaded now is retried after the others."""
         deque(self.each(files), maxlen=0)
 
     def each(self, files: Iterable[ManifestFile]) -> Iterator[StoreFull]:
-        """Download files like `bring`. Whenever all remaining files are held up, yield the disk-full errors."""
+        """Download files as `bring` does, and yield the disk-full errors whenever all remaining files must wait."""
         waiting = list(files)
         while waiting and self.gone is None:
             try:
@@ -147,13 +149,13 @@ class Downloader:
             self.missing |= dict.fromkeys((file.name for file in waiting if not self._is_settled(file)), self.gone)
 
     def find(self, files: Iterable[ManifestFile]) -> None:
-        """Count those of the files that are already here, without downloading any."""
+        """Count those of the files that are already on this computer, without downloading any."""
         for file in files:
             if not self._is_settled(file) and self._inventory.has(file):
                 self._count(file)
 
     def _pass_over(self, waiting: list[ManifestFile]) -> list[ManifestFile]:
-        """Download files in the given order, many small files in one stream. Return the files that are not finished."""
+        """Try each file once, in this order, and many small files in one stream. Return the files to retry."""
         left: list[ManifestFile] = []
         for is_small, run in groupby(waiting, key=lambda file: file.bytes < SMALL_BYTES):
             files = [file for file in run if not self._is_settled(file)]
@@ -165,7 +167,7 @@ class Downloader:
     def _gather(self, files: Sequence[ManifestFile]) -> None:
         """Download small files together.
 
-        A file that fails is downloaded separately afterwards, and gets its own error.
+        A file that fails is downloaded separately afterwards, and then gets an error that names its own cause.
         """
 
         def take(file: ManifestFile, content: bytes) -> None:
@@ -195,10 +197,10 @@ class Downloader:
                 logging.info("many files could not be fetched together: %s", error)
             break
         if stored:
-            os.sync()  # Once for all files, before anything relies on them.
+            os.sync()  # Once for all files, before any caller relies on them.
 
     def _finish(self, file: ManifestFile) -> bool:
-        """Download one file. Return False if it is held up, so that it is retried after the others."""
+        """Download one file. Return False if it cannot be downloaded now and must be retried after the others."""
         while not self._is_settled(file):
             most = self._most.get(file.name)
             try:
@@ -220,7 +222,7 @@ class Downloader:
                 if self._most.get(file.name) == most:  # Other files may still arrive.
                     return False
                 continue
-            except CollectFailed as error:  # A file that is here and has the right digest counts, even if it is late.
+            except CollectFailed as error:  # A verified file counts, even if it arrived too late.
                 if self._inventory.has(file):
                     self._count(file)
                 else:
@@ -231,7 +233,7 @@ class Downloader:
         return True
 
     def _fetch(self, file: ManifestFile) -> None:
-        """Fetch one file, unless it is here.
+        """Fetch one file, unless it is already on this computer.
 
         If another process has it open and is stuck, write to a separate partial file.
         """
@@ -264,16 +266,20 @@ class Downloader:
 
 
 class BackgroundDownload:
-    """Downloads finished checkpoints from `far` during training; without `far` it does nothing.
+    """Downloads finished checkpoints from the machine `far` during training; if `far` is None, does nothing.
 
-    If the machine is lost, only the newest files are lost. This class has its own thread and connections, so the watch
-    never waits for it. After a failure it retries at the next checkpoint; the collect step downloads the rest.
+    If the machine is lost later, only the newest files are lost with it. This class has its own thread and connections,
+    so the watch step never waits for a download. A failed download is retried after a minute or at the next checkpoint.
+    The collect step downloads what is still missing.
     """
 
     def __init__(
         self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
     ) -> None:
-        """With `is_attended`, download files other than checkpoints too, as far as the plan pays for the egress."""
+        """Prepare downloads from the machine `far`; with None, nothing is downloaded.
+
+        With `is_attended` (a dev box), also download other files than checkpoints, as far as the plan pays for that.
+        """
         self._is_attended = is_attended
         self._far = far.lane() if far is not None else None
         self._inventory = Inventory(folder)
@@ -295,11 +301,12 @@ class BackgroundDownload:
         self._new_files.set()
         if self._far is not None:
             self._far.close()  # This wakes a fetch that has stalled.
-            self._thread.join(JOIN_S)  # A thread on a dead line may live on: it could only write the same bytes.
+            # A thread that hangs on a dead connection may outlast this; it could only write the same bytes.
+            self._thread.join(JOIN_S)
             self._far.close()
 
     def look(self, events: Iterable[TrainerEvent]) -> None:
-        """Wake the download if the trainer's new events name finished files."""
+        """Start a download if the trainer's new events name finished files."""
         if any(isinstance(event, CheckpointEvent) or event.kind == "output" for event in events):
             self._new_files.set()
 
@@ -326,9 +333,9 @@ class BackgroundDownload:
         self._far.close()  # The watch may have ended without waiting for this thread.
 
     def bring(self, far: FarSide) -> None:
-        """Fetch finished files, latest checkpoint first.
+        """Fetch finished files, those of the latest checkpoint first.
 
-        Before and after, remove local files that newer files replaced.
+        Before and after, remove local files that newer files have replaced.
         """
         began_mono = self._clock.monotonic()
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
@@ -349,9 +356,10 @@ class BackgroundDownload:
         self._note_newest(manifest, {*downloads.here})
 
     def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
-        """Return the files to download now, latest checkpoint first.
+        """Return the files to download now, those of the latest checkpoint first.
 
-        If egress is charged, return only the latest checkpoint, and only as often as the budget allows.
+        If egress is charged, return only the latest checkpoint, or on a dev box the smallest files, as far as the
+        budget allows.
         """
         if self._budget.limit_bytes is not None:
             if self._is_attended:
@@ -363,14 +371,14 @@ class BackgroundDownload:
         )
 
     def _note_newest(self, manifest: Manifest, here: set[str]) -> None:
-        """If the newest checkpoint is completely `here`, record that and remove the older ones that it replaced."""
+        """Record the newest checkpoint if all its files are in `here`, and remove the older files that it replaces."""
         newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
         if newest and {file.name for file in newest} <= here:
             self._inventory.note(step=manifest.latest, whole=tuple(newest))
             self._remove_replaced(manifest)
 
     def _remove_replaced(self, manifest: Manifest) -> None:
-        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint is here."""
+        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint was downloaded."""
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}
@@ -393,19 +401,19 @@ class _Stopped(GpurunError):
 
 
 class _SpeedMeter(Waits):
-    """Measures the download speed: the bytes that arrived during fetches, and the seconds that they took."""
+    """Measures the download speed from the bytes that arrived and the time that they took."""
 
     def __init__(self, clock: Clock, over: threading.Event) -> None:
         self._clock, self._over, self._bytes, self._seconds = clock, over, 0, 0.0
         self._last: tuple[str, int, float] = "", 0, 0.0
 
     def raise_if_stopped(self) -> None:
-        """Raise `_Stopped` once the watch is over."""
+        """Raise `_Stopped` once the watch step is over."""
         if self._over.is_set():
             raise _Stopped
 
     def tell(self, file: ManifestFile, have_bytes: int) -> None:
-        """Note how many bytes of a file are here."""
+        """Note how many bytes of a file are on this computer."""
         (name, before, since_mono), now_mono = self._last, self._clock.monotonic()
         if name == file.name:
             self._bytes += max(0, have_bytes - before)
@@ -414,5 +422,5 @@ class _SpeedMeter(Waits):
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Return bytes per second; None if the time was too short to measure."""
+        """Return the speed so far; None if the fetches took too little time to measure it."""
         return self._bytes / self._seconds if self._seconds > 1.0 else None

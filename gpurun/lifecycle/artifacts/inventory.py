@@ -1,6 +1,6 @@
-"""Know which files of a run are on this computer, by digest, and keep notes for later processes.
+"""Find out by digest which files of a run are on this computer, and keep notes for later processes.
 
-The notes are in `inventory.json` in the run's folder. An earlier gpurun wrote four files instead, which are read if
+The notes are in `inventory.json` in the run's folder. An earlier gpurun wrote four files instead; they are read if
 there is no `inventory.json`.
 """
 
@@ -48,18 +48,18 @@ from gpurun.remote.messages import (
 from gpurun.remote.resumable_file import forget_others
 from gpurun.remote.small_files import SMALL_BYTES
 
-# The kinds of a checkpoint's files in the order of their value; a command has only one kind. Without the state the
-# weights are of little use; the optimizer is needed only to continue.
+# The kinds of a checkpoint's files; the most valuable has the lowest number. A command's checkpoint has only one kind.
+# Weights without the state are of little use; the optimizer is needed only to continue training.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
 LISTED = 1000
-"""A record lists at most this many files itself."""
+"""A journal record lists at most this many files itself; a longer list goes into a separate file."""
 
 
 def file_fields(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
-    """Return a record's fields about the files that are here and those that are missing.
+    """Return the fields of a journal record about the files that are on this computer and those that are missing.
 
-    A long list is first written to a file in the run's folder. Raise OSError if it cannot be written.
+    If a list is too long for a record, write it to a file in the run's folder. Raise OSError if it cannot be written.
     """
     fields: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
     if len(files) > LISTED:
@@ -86,11 +86,14 @@ def _write_list(folder: RunFolder, name: str, text: str) -> dict[str, str]:
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    `manifest` is the machine's last list of finished files in notes of an earlier gpurun; today the list is in
-    `manifest.json`, because it may be long. `files` are the files that were downloaded during training. `whole` and
-    `step` are the files and the step of the newest complete checkpoint among them; `bytes_per_s` is the speed of its
-    download. `kept` are files that a user requested, which later checkpoints do not replace. `left` has the size of
-    each file, by digest, that was requested from a machine whose egress is charged; None if that is no longer known.
+    - `manifest`: the machine's last list of finished files, written by an earlier gpurun only. Today the list is in
+      `manifest.json`, because it may be long.
+    - `files`: the files that were downloaded during training.
+    - `whole` and `step`: the files and the step of the newest complete checkpoint among them.
+    - `bytes_per_s`: the measured download speed.
+    - `kept`: files that the user requested. Later checkpoints do not replace them.
+    - `left`: for a machine whose egress is charged, the size by digest of each file that was requested from it; None if
+      the notes cannot be read.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -105,7 +108,7 @@ class Memory(BaseModel):
 
 
 class Inventory:
-    """The files of one run on this computer. All processes share its notes."""
+    """The files of one run on this computer. All processes share its notes on disk."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -134,9 +137,9 @@ class Inventory:
             raise CollectFailed("collect.not_as_planned", what, hint=hint)
 
     def has(self, file: ManifestFile) -> bool:
-        """Return whether this file is here and has the right digest."""
+        """Return whether this file is on this computer and has the right digest."""
         path, known = locate_file(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
-        if known is not None and known == _stamp(path):  # This process has already read its digest.
+        if known is not None and known == _stamp(path):  # This process has already computed its digest.
             return True
         before = _stamp(path)
         if before is None or not has_content(path, WantedFile(file.name, file.bytes, file.sha256)):
@@ -168,7 +171,7 @@ class Inventory:
 
     @property
     def memory(self) -> Memory:
-        """Return the notes: empty ones if there are none, and `left=None` if they cannot be read."""
+        """Return the notes. Without a file they are empty, or an earlier gpurun's; if unreadable, `left` is None."""
         try:
             return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
@@ -207,12 +210,12 @@ class Inventory:
             write_atomic(self._listed, manifest.model_dump_json().encode())
 
     def expect(self, manifest: Manifest) -> None:
-        """Prepare other names for files whose names this computer cannot store (`core.artifact_names`)."""
+        """If this computer cannot store some of the names, prepare others for them (see `core.artifact_names`)."""
         if names := [file.name for file in manifest.files if file.name.startswith(ANY_NAME_BELOW)]:
             make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
-        """Return the machine's last list of finished files, completed by `with_whole`; None if it never sent a list."""
+        """Return the machine's last list of finished files, completed by `with_whole`; None if it cannot be read."""
         try:
             content = read_regular(self._listed, MOST_BYTES)
         except OSError:
@@ -224,14 +227,14 @@ class Inventory:
             return None
 
     def with_whole(self, listed: Manifest) -> Manifest:
-        """Return the manifest with the newest complete checkpoint here, which the machine may have replaced since."""
+        """Return the manifest plus the downloaded files of the last complete checkpoint that it no longer lists."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
         here = [file for file in more if _size_of(locate_file(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """Return what the collect step recorded. Without a record, return the files downloaded before, digests checked.
+        """Return what the collect step recorded. Without a record, return the files downloaded before, verified.
 
         The result has all files and all missing names, even if the record keeps them in separate files.
         """
@@ -258,10 +261,10 @@ class Inventory:
         }
 
     def take_stock(self) -> Iterator[JournalEvent]:
-        """Record which files are here, unless an earlier record does.
+        """Record which files are on this computer, unless an earlier record does.
 
-        There is no record after `gpurun collect` followed by `gpurun destroy`, or if the laptop's lid stayed closed
-        until the lease was over.
+        There is no earlier record after `gpurun collect` followed by `gpurun destroy`, or if this computer slept until
+        the lease was over.
         """
         records = read_journal(self.folder.journal).records
         if any(record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for record in records):
@@ -273,7 +276,7 @@ class Inventory:
             yield SalvageObserved(**fields, seconds=0.0, brought=0)
 
     def count_all_legs(self) -> Iterator[JournalEvent]:
-        """Record, once, the local files from all machines of a run. A file that several machines sent counts once."""
+        """Record, once, the local files from all of a run's machines. A file from several machines counts once."""
         records = read_journal(self.folder.journal).records
         last, intended = last_brought(records), last_typed(records, SalvageIntended)
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
@@ -306,7 +309,7 @@ class Inventory:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return size and times of a file, which change with its content; None if it is not a regular file."""
+    """Return the size and times of a file, which change when its content changes; None if it is not a regular file."""
     try:
         facts = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -340,9 +343,9 @@ def newest_files(manifest: Manifest) -> list[ManifestFile]:
 
 
 def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return the files to download: the latest checkpoint, the best one, samples and compile caches, other files.
+    """Return the files to download: latest checkpoint, best one, all other kinds of files, then older checkpoints.
 
-    They are sorted by value. At most `keep` other checkpoints are included, because each may cost money.
+    At most `keep` older checkpoints are included, because each may cost money.
     """
     rest = {file.name for file in spare_files(manifest, keep)}
     best = manifest.best.step if manifest.best else None
@@ -356,7 +359,7 @@ def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 def spare_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return older checkpoints that are needed only if the latest is damaged, without the newest `keep`."""
+    """Return the older checkpoints, which are needed only if the latest is damaged, except the newest `keep`."""
     if not newest_files(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}
@@ -365,10 +368,11 @@ def spare_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 class EgressBudget:
-    """Limits the bytes that leave a machine before its run ends: `limit_bytes` over `steps` steps, None for no limit.
+    """Limits the bytes that leave a machine before its run ends.
 
-    If the provider charges for egress, the limit is what the plan pays for. A request is noted before it is made, so
-    that neither a crash nor a second process exceeds the limit.
+    If the provider charges for egress, `limit_bytes` is what the plan pays for, to be spread over `steps` training
+    steps; otherwise it is None, which means no limit. A request is noted before it is made, so that neither a crash nor
+    a second process exceeds the limit.
     """
 
     def __init__(self, folder: RunFolder, limit_bytes: int | None, steps: int) -> None:
@@ -378,12 +382,12 @@ class EgressBudget:
 
     @classmethod
     def from_plan(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
-        """Return the egress budget in a run's plan."""
+        """Return the egress budget that a plan pays for."""
         limit_bytes = early_bytes(plan)
         return cls(folder, limit_bytes, max(1, plan.job.steps))
 
     def give_to_bucket(self) -> int | None:
-        """Give the remaining budget to the bucket; return how many bytes the machine may push, None for no limit.
+        """Reserve the remaining budget for the bucket. Return how many bytes the machine may push; None means no limit.
 
         A second call returns the same number.
         """
@@ -404,8 +408,8 @@ class EgressBudget:
     def take(self, files: Iterable[ManifestFile], *, by_step: int | None = None) -> bool:
         """Return whether the budget allows these files now; if so, note them. A file that was noted before is free.
 
-        With `by_step`, only that step's share of the budget may be spent, so that downloads are spread over the
-        training.
+        With `by_step`, only the share of the budget that belongs to the steps up to `by_step` may be spent, so that
+        downloads are spread over the training.
         """
         if self.limit_bytes is None:
             return True
@@ -418,7 +422,7 @@ class EgressBudget:
             return True
 
     def note(self, files: Iterable[ManifestFile]) -> None:
-        """Count the files that are fetched at the end, if egress is charged. The plan pays for them separately."""
+        """Note the files that are fetched at the end, if egress is charged. The plan pays for them separately."""
         if self.limit_bytes is None:
             return
         with self._inventory.alone() as memory:

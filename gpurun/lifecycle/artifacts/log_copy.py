@@ -1,7 +1,8 @@
-"""Copy the trainer's events and log while they grow on the instance, byte for byte up to a size limit.
+"""Copy the trainer's events and log while they grow on the machine, byte for byte up to a size limit.
 
-The length of a copy is the offset of the next read, so a crash or a lost connection neither loses nor doubles bytes. At
-the limit, everything after the head is dropped, so that the disk does not fill; the head and the newest part remain.
+The length of a copy is the offset of the next read, so a crash or a lost connection neither loses nor doubles bytes.
+When a copy reaches its limit, everything after its first half is dropped, so that the disk does not fill. New bytes are
+then appended to that first half.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LEAST_DRAIN_BYTES, _SHARE = 64 << 20, 4
 
 
 def resume_offset(path: Path, offset: int) -> int:
-    """Return where a reader of a copy continues: at its offset, or after the head if the copy was cut since."""
+    """Return where a reader of a copy resumes: at its offset, or after the head if the copy is shorter now."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -38,7 +39,7 @@ def resume_offset(path: Path, offset: int) -> int:
 
 
 class LocalCopy:
-    """One copied file. Beside it, `NAME.cut` holds how many bytes of the original were dropped after the head."""
+    """One copied file. `NAME.cut` beside it contains how many bytes of the original were dropped after the head."""
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES, head_bytes: int = HEAD_BYTES) -> None:
         self.path = path
@@ -48,7 +49,7 @@ class LocalCopy:
 
     @property
     def offset(self) -> int:
-        """Return how many bytes of the original were read: those here and those that were dropped."""
+        """Return how many bytes of the original were read, including those that were dropped later."""
         return self._size() + self.dropped_bytes
 
     @property
@@ -62,7 +63,7 @@ class LocalCopy:
     def append(self, chunk: bytes) -> None:
         """Append a chunk.
 
-        Raise StoreFull if the disk is full; the bytes that fitted are kept and counted by `offset`.
+        Raise StoreFull if the disk is full. The bytes that fitted stay in the copy and are counted by `offset`.
         """
         if not chunk:
             return
@@ -79,7 +80,7 @@ class LocalCopy:
             ) from None
 
     def _drop(self) -> None:
-        """Drop everything after the head. Truncate first: a crash before the note is written only repeats that read."""
+        """Drop everything after the head. Truncate before noting it: a crash in between only repeats that read."""
         dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
         if self._size() > self._head_bytes:
             os.truncate(self.path, self._head_bytes)
@@ -93,7 +94,7 @@ class LocalCopy:
 
 
 def bytes_before(state: RunState) -> dict[str, int]:
-    """Return how many bytes of each copy are from earlier machines of the run."""
+    """Return, for each copy, how many of its bytes are from earlier machines of the run."""
     return {"events.jsonl": state.events_before, "trainer.log": state.log_before}
 
 
@@ -120,10 +121,10 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class Tail:
-    """Fetches the new part of both files. If a slow line loses a call, the next call requests less."""
+    """Fetches the new part of events and log. After a call that fails, the next one requests fewer bytes."""
 
     def __init__(self, far: FarSide, folder: RunFolder, *, before: Mapping[str, int] | None = None) -> None:
-        """`before` has the bytes of each copy that are from earlier machines of the run."""
+        """`before` has, for each copy, how many of its bytes are from earlier machines of the run."""
         self._far, self._before = far, before or {}
         self._copies = {"events.jsonl": LocalCopy(folder.events), "trainer.log": LocalCopy(folder.log)}
         self._most_bytes = MOST_ASKED_BYTES
@@ -145,9 +146,9 @@ class Tail:
 class Drain:
     """Limits how much of events and log is still fetched after the trainer has ended.
 
-    The limit is a quarter of the plan's `collect_s` and `home_bytes`, because the checkpoints need the rest. It is
-    needed because the machine is billed during the fetch and may lie about its files' sizes. The end of training and
-    the bytes here at that time are noted beside the copies, so that a later process does not start the limit again.
+    The limit is a quarter of the plan's `collect_s` and `home_bytes`, because the checkpoints need the rest. A limit is
+    needed because the machine is billed during the fetch and may report wrong sizes. The time when training ended and
+    the bytes copied until then are noted beside the copies, so that a later process does not start the limit again.
     """
 
     def __init__(self, folder: RunFolder, clock: Clock, collect_s: float, home_bytes: int) -> None:
@@ -156,11 +157,11 @@ class Drain:
         self._most_bytes = max(_LEAST_DRAIN_BYTES, home_bytes // _SHARE)
 
     def begin(self) -> None:
-        """Forget the end of an earlier training, because a new one begins."""
+        """Forget the end of an earlier training, because a new training begins."""
         self._note.unlink(missing_ok=True)
 
     def may_continue(self, poll: Poll) -> bool:
-        """Return whether there is more to fetch and the limit allows it."""
+        """Return whether there is more to fetch and the limit allows it. The first call notes the end of training."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
         if (noted := self._noted()) is None:
             noted = self._clock.wall(), here
@@ -170,7 +171,7 @@ class Drain:
         return is_paid_for and any(is_behind(poll, name) for name in poll.chunks)
 
     def record(self) -> dict[str, object]:
-        """Return the record's field for the seconds of fetching after training ended; empty below one second."""
+        """Return a record's field with the seconds since training ended; empty if it is less than one second."""
         noted = self._noted()
         spent_s = self._clock.wall() - noted[0] if noted else 0.0
         return {"drained_s": round(spent_s, 3)} if spent_s >= 1 else {}
@@ -183,7 +184,7 @@ class Drain:
             return None
 
     def left(self, poll: Poll) -> str:
-        """Return a phrase about the bytes that remain on the machine; "" if none do."""
+        """Return a phrase about the bytes that remain on the machine; "" if none remain."""
         sizes = {name: chunk.size - chunk.offset - len(chunk.data) for name, chunk in poll.chunks.items() if chunk.data}
         return " and ".join(f"{size:,} bytes of {name}" for name, size in sorted(sizes.items()) if size > 0)
 

@@ -1,8 +1,8 @@
-"""Download files now: from the machine during training, or from the bucket to which it pushed.
+"""Download files when the user requests them: from the machine during training, or from the bucket it pushed to.
 
-This takes no lock and writes no record. The supervisor continues, and its collect step recognises files that are here
-by their digests. Both may want the same file, but only one of them at a time has it open. `copy_out` copies files into
-the user's folder; each copy has the verified digest or does not exist.
+This takes no lock and writes no record. The supervisor continues, and its collect step recognises downloaded files by
+their digests. If both need the same file, only one at a time has it open. `copy_out` copies files into the user's
+folder; each copy has the verified digest or does not exist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNREACHABLE = "collect.unreachable"
 OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 TRIES = 3
-# Seconds that a user waits without progress for a line or a bucket.
+# The most seconds that a user waits without progress on a connection or a bucket.
 PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ Choose = Callable[[Manifest], Sequence[ManifestFile]]
 
 
 class Brief(Waits):
-    """Waits for a line, or for another process that fetches the files, as long as bytes arrive within PATIENCE_S."""
+    """Waits for a connection, or for another process that downloads the files, until PATIENCE_S without progress."""
 
     def __init__(self, clock: Clock) -> None:
         self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
@@ -67,14 +67,14 @@ class Brief(Waits):
         self._retry.wait(error)
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Pause while another process downloads the files."""
+        """Pause while another process downloads the files, or while the disk is full."""
         self._retry.moved()  # If the other process is stuck, `Downloader` uses a separate partial file.
         self._retry.wait(held[0])
 
 
 @dataclass(frozen=True)
 class Brought:
-    """The result of a download from a live run: `here` are the requested files, `left` exist only on the machine."""
+    """The result of a download from a live run: `here` are the requested files; `left` are only on the machine."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -83,7 +83,10 @@ class Brought:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """The files that a machine pushed: those here now, and an error for each missing one. `seq` counts its pushes."""
+    """The files that a machine pushed: those on this computer, and an error for each missing one.
+
+    `left_out` names the files that the machine did not push. `seq` counts its pushes.
+    """
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -127,11 +130,11 @@ def bring_now(
 
 
 class _Replaced(CollectFailed):
-    """Raised when the next checkpoint has replaced a file on the list."""
+    """Raised when a newer checkpoint has replaced a file on the list."""
 
 
 class _Selected(Brief):
-    """Ends the download as soon as a listed file no longer exists, so that a new list is read."""
+    """Ends the download when a listed file no longer exists, so that the caller reads a new list."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
         """Pause like `Brief`, but raise `_Replaced` for a permanent refusal."""
@@ -158,7 +161,7 @@ def _select_paid(manifest: Manifest, only: Only, inventory: Inventory, budget: E
 
 
 def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
-    """Return the selected files, weights first. Raise UsageError if no such file is finished."""
+    """Return the selected files, newest first and weights first. Raise UsageError if no such file is finished."""
     if only == "all":
         found = list(manifest.files)
     else:
@@ -190,8 +193,8 @@ def bring_pushed(
     """Download files that a machine pushed to `place` in a bucket (`RunState.pushed`), and verify their digests.
 
     `choose` selects the files; the default is all of them, most valuable first. Only files in a list signed with the
-    run's key are accepted. If there is no list, the manifest is empty. Raise SetupError, BucketLost or CollectFailed if
-    the list cannot be read.
+    run's key are accepted. If nothing was pushed, the manifest is empty. Raise SetupError, BucketLost or CollectFailed
+    if the list cannot be read.
     """
     bucket = Bucket(parse_address(url), clock)
     key = read_list_key(folder.push_key)
@@ -248,7 +251,7 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
 
 
 def _is_there(place: Path, file: ManifestFile) -> bool:
-    """Return whether the copy exists. Raise UsageError if a different file has its name."""
+    """Return whether the copy already exists. Raise UsageError if a different file has its name."""
     if has_content(place, WantedFile(file.name, file.bytes, file.sha256)):
         return True
     if os.path.lexists(place):
@@ -266,7 +269,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
 
 
 def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
-    # Not next to the copy, whose name may be too long for a suffix.
+    # Not beside the copy: its name may be too long for a suffix.
     part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:
         with open_regular(source) as content, part.open("wb") as out:

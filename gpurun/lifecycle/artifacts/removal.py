@@ -1,4 +1,4 @@
-"""Remove the large files of finished runs from this disk: downloaded files, and the shards made for them.
+"""Remove the large files of finished runs from this disk: downloaded files, and the shards that were made for them.
 
 Journal, receipt, log and events stay, so that the run can still be audited, reported and counted.
 """
@@ -23,14 +23,14 @@ CHECKPOINT_ENDS = (".safetensors", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class Removal:
-    """The large files of a run that would be removed, and the checkpoints among them."""
+    """The large files of a run that would be removed. `checkpoints` names the checkpoints among them."""
 
     folder: RunFolder
     files: int
     bytes: int
     checkpoints: tuple[str, ...]
     bucket: str
-    """The bucket in which the run put a copy; "" if none."""
+    """The bucket that has the run's staged data; "" if none."""
 
     @property
     def is_nothing(self) -> bool:
@@ -41,7 +41,7 @@ class Removal:
 def removal_of(home: Home, name: str) -> Removal:
     """Return what would be removed.
 
-    Raise UsageError if the run is not over or still needed, or if its folders are links.
+    Raise UsageError if the run is not over, if an unfinished run continues it, or if one of its folders is a link.
     """
     sight = look_at_run(home, name)
     if sight.unfinished:
@@ -66,7 +66,7 @@ def removal_of(home: Home, name: str) -> Removal:
 
 
 def remove(removal: Removal, wall: float) -> None:
-    """Remove the files, after noting how many and when. A second call finishes an interrupted removal."""
+    """Remove the files, after noting how many there are and the time. A second call finishes an interrupted removal."""
     note = {"v": 1, "wall": wall, "files": removal.files, "bytes": removal.bytes}
     try:
         write_atomic(removal.folder.removed, json.dumps(note).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Decide when to believe that a new machine is gone before it was ready, and take the next offer."""
+"""Decide when a new machine counts as gone before it was ready, and then take the next offer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpurun.providers.base import Rejected, Unknown
 
 @dataclass
 class Absence:
-    """An unbroken series of readings that show a new machine as gone.
+    """A series of readings that show a new machine as gone; a reading that shows it alive restarts the series.
 
-    The absence is believed after the provider's settling time. Two readings are enough if the provider still lists the
-    machine as ended (`is_listed`). `reason` is the provider's reason, if it gives one.
+    The machine counts as gone after the provider's settling time. Two readings are enough if the provider still lists
+    the machine as ended (`is_listed`). `reason` is the provider's reason, if it gives one.
     """
 
     since_mono: float | None = None
@@ -31,12 +31,12 @@ class Absence:
     reason: str = ""
 
     def is_believed(self, seen: Instance, state: RunState, context: Context) -> bool:
-        """Add a reading. Return whether all readings together show that the machine is gone."""
+        """Add a reading. Return whether the readings so far are enough to treat the machine as gone."""
         now_mono, is_first, listed = context.clock.monotonic(), self.since_mono is None, list[Instance]()
         if seen.state is not InstanceState.GONE:
             self.since_mono = None
             return False
-        with suppress(Unknown, Rejected, SetupError):  # Without a list, the reading alone counts.
+        with suppress(Unknown, Rejected, SetupError):  # Without a list, only the reading counts.
             listed = [instance for instance in context.provider.find(state.token) if instance.id == seen.id]
         if living_instances(listed, state.token):
             self.since_mono = None
@@ -49,9 +49,9 @@ class Absence:
 
 
 def next_offer(born: Instance, absence: Absence, state: RunState, context: Context) -> Iterator[Note]:
-    """Record that the machine is gone, so that the next offer is tried. Raise NoOffer if no offer can be tried.
+    """Record that the machine is gone, so that the next offer is tried. Raise NoOffer if no other offer can be tried.
 
-    If the machine is only absent from replies, it may still run: then the cap must cover both machines.
+    If the provider only no longer shows the machine, it may still run; the cap must then cover both machines.
     """
     name = context.provider.name
     what = f"{name} shows {born.id} as gone before it was ready{f': {absence.reason}' if absence.reason else ''}"

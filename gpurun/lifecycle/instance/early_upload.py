@@ -1,4 +1,4 @@
-"""Upload a job that waits in a queue to the folder that its login node shares with the nodes.
+"""Upload the files of a job that waits in a queue, to the folder that the login node shares with the nodes.
 
 Nothing is billed during the wait. The upload step later sends only the files that have not arrived.
 """
@@ -22,7 +22,7 @@ LONGEST_S = 30 * 86_400.0
 
 
 class _LeftQueue(Exception):
-    """Raised when the job has left the queue: the upload step sends the rest."""
+    """Raised when the job has left the queue. The upload step then sends the remaining files."""
 
 
 class EarlyUpload:
@@ -31,12 +31,12 @@ class EarlyUpload:
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
         self._state, self._context = state, context
-        # A machine that pulls or downloads its files does so once it runs.
+        # A job that downloads its files itself does so once it runs.
         self.is_over = bool(plan.choices.stage or plan.data.public)
         self.sent_bytes = 0
 
     def send(self, queued: Instance) -> Iterator[Note]:
-        """Upload while the job waits. Raise SetupError if the shared disk is full: such a job need not start."""
+        """Upload while the job waits. Raise SetupError if the cluster's disk is full: the job could not run anyway."""
         if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
             return
         context, pack = self._context, Pack(survey_run_files(self._context.plan, self._context.trainer))
@@ -69,7 +69,7 @@ class EarlyUpload:
 
 
 def queue_words(provider: Provider, instance: Instance) -> str:
-    """Return a phrase about the instance's position in its queue; "" if it is not queued. May raise `Unknown`."""
+    """Return a phrase about the instance's position in its queue; "" if it is not queued. Unknown may be raised."""
     if not isinstance(provider, ShowsQueue) or instance.state is not InstanceState.PENDING:
         return ""
     return f"queued: {provider.queue_words(instance)}"

@@ -1,4 +1,4 @@
-"""Use the folder of a finished cluster job, in which the login node keeps the files until gpurun removes them."""
+"""Use the folder of a finished cluster job. The login node keeps its files until gpurun removes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_finished(instance: Instance) -> Instance:
 
 
 def connect_to_folder(instance: Instance, context: Context) -> FarSide | None:
-    """Return a connection to a job's folder without the job; None if the agent cannot run on the login node."""
+    """Return a connection to a job's folder, without the job; None if the agent cannot run on the login node."""
     far = context.reach(as_finished(instance))
     try:
         far.install_agent()
@@ -32,7 +32,7 @@ def connect_to_folder(instance: Instance, context: Context) -> FarSide | None:
 
 
 def last_status(instance: Instance, context: Context) -> Status | None:
-    """Copy a finished job's log and events here. Return the status of its training; None if that is not known."""
+    """Copy a finished job's log and events to this computer. Return the agent's status; None if it is not known."""
     if not context.plan.lease.queue_s or (far := connect_to_folder(instance, context)) is None:
         return None
     try:
@@ -42,7 +42,7 @@ def last_status(instance: Instance, context: Context) -> Status | None:
 
 
 def bring_home(instance: Instance, context: Context) -> Salvaged:
-    """Download the finished files in the folder and verify their digests.
+    """Download the finished files in the job's folder and verify their digests.
 
     Raise MachineLost, FarRefusal or CollectFailed.
     """
@@ -62,7 +62,7 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
 
 
 def _fetch_log(far: FarSide, context: Context) -> Status | None:
-    """Copy the rest of log and events. Return the agent's status if the trainer has ended, else None."""
+    """Copy the rest of log and events. Return the agent's status if the trainer's end is known, else None."""
     tail = Tail(far, context.folder)
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while True:

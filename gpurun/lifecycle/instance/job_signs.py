@@ -1,7 +1,7 @@
-"""Describe a job as seen from this computer: how it ended, and how long it or its machine was silent.
+"""Describe a job as seen from this computer: how it ended, and how long the job or its machine was silent.
 
-A command that ends with exit code 0 but without its outputs has failed its user. The run then counts as failed, and the
-message names the paths, their sizes and what to do.
+A command that ends with exit code 0 but without its outputs counts as failed. The message names the paths, their sizes
+and what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpurun.view.event_text import HEARD, IDLE_OVER, IDLE_SOON, JOB_HEARD, JOB_S
 from gpurun.view.number_format import format_bytes, format_duration, format_files
 
 REPORT_AFTER_S = 120.0
-"""Seconds that a machine is silent before an incident is recorded: a line that was cut is usually back sooner."""
+"""Seconds that a machine is silent before an incident is recorded. A connection that broke is usually back sooner."""
 _MOST_SHOWN = 5
 END_UNKNOWN = TrainObserved(
     outcome="stopped",
@@ -47,13 +47,13 @@ AGENT_STOPS = {
 
 
 def outcome_of(status: Status, context: Context) -> TrainObserved:
-    """Return the record `train.observed` about how the training ended."""
+    """Return the record `train.observed`, which states how the training ended."""
     last, outputs = read_last_events(context.folder.events)
     ended = _with_memory(_end_fields(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
     traits, is_kept = context.provider.traits, context.is_shared
-    if is_kept:  # Other people work there too, so only files named like weights count as the command's.
+    if is_kept:  # Other programs write to it too, so only files named like weights count as the command's.
         names = () if context.plan.job.is_attended else WEIGHTS
         outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(names))
     ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})
@@ -70,9 +70,9 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
 
 
 def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
-    """Return the reason code for a command that exited well but whose outputs are incomplete; "" if they are complete.
+    """Return why the outputs of a command with exit code 0 are incomplete, as a reason code; "" if they are complete.
 
-    Files outside its folder are not lost if the machine keeps them (`is_kept`).
+    Files outside the command's folder are not lost if the machine keeps them (`is_kept`).
     """
     if outputs.still_working:
         return "still_working"
@@ -98,7 +98,7 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
 
 
 def _elsewhere(left: FilesLeft, traits: Traits) -> str:
-    """Return a message that names results which a collect does not download, and says what to do."""
+    """Return a message about results that a collect does not download: their names, sizes and what to do."""
     what = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
     what += ", ".join(names) + (" and more" if left.files > len(names) else "")
@@ -110,7 +110,7 @@ def _elsewhere(left: FilesLeft, traits: Traits) -> str:
 
 
 def _advice(name: str) -> str:
-    """Return the advice for such a file: an --outputs glob if the folder may be named, else to write elsewhere."""
+    """Return what to do about such a file: use an --outputs glob if its folder allows one, else write elsewhere."""
     folder = name.rpartition("/")[0]
     is_below_home = name.startswith("~/") and not name.startswith("~/.")
     if not is_below_home and not name.startswith("/workspace/"):
@@ -136,7 +136,7 @@ def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | Non
 def _end_fields(status: Status, last: StopEvent | None, context: Context) -> Json:
     """Return fields about the job's end, from the agent's status and the trainer's last event.
 
-    A dev box usually ends by being idle, and its exit code has no meaning.
+    A dev box usually ends because it is idle, and its exit code has no meaning.
     """
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if context.plan.job.is_attended and reason in ("idle", "lease", "user"):
@@ -147,13 +147,14 @@ def _end_fields(status: Status, last: StopEvent | None, context: Context) -> Jso
     if reason in AGENT_STOPS:
         limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
         return _failure_fields(status, reason, AGENT_STOPS[reason].format(**limits))
-    if exit_code == 0 or (exit_code is None and last):  # None: the agent's keeper was killed after the trainer's end.
+    # None: the agent's watching process was killed after the trainer's end.
+    if exit_code == 0 or (exit_code is None and last):
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
     if reason == "lease" and not context.plan.job.terms.has_model and context.plan.mode is Mode.REHEARSAL:
         return {**_failure_fields(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
-    if outcome == "stopped" and exit_code == 0 and not reason:  # A stop that did not come from gpurun.
+    if outcome == "stopped" and exit_code == 0 and not reason:  # A stop that gpurun did not request.
         return _failure_fields(status, "signal", AGENT_STOPS["signal"])
     message = (last.message if last else "") or _describe_exit(status)
     return {
@@ -198,9 +199,9 @@ def lost_training(message: str) -> TrainObserved:
 
 
 class Outage:
-    """Measures how long the machine has not answered, reports it once, and gives up after the time that the user set.
+    """Measures how long the machine has not answered, reports it once, and gives up after the limit that the user set.
 
-    Time in which this laptop slept does not count. Time in which the provider cannot be reached either does not count
+    Time in which this computer slept does not count. Time in which the provider also cannot be reached does not count
     towards giving up.
     """
 
@@ -213,21 +214,22 @@ class Outage:
 
     @property
     def is_given_up(self) -> bool:
-        """Return whether the machine was silent for longer than allowed while its provider said that it runs.
+        """Return whether the machine was silent for longer than allowed while its provider reported that it runs.
 
-        The user sets the limit. A restarted machine no longer trains, so it has a short limit of its own.
+        The user sets the limit. Without it, only a machine that restarted, and so no longer trains, has a limit, a
+        short one.
         """
         limit_s = self._context.plan.choices.give_up_after_s or (MOVED_S if self._state.moved else 0.0)
         return bool(limit_s) and self._counted_s > limit_s
 
     @property
     def why_given_up(self) -> str:
-        """Return a sentence that says why the machine was given up."""
+        """Return the reason for giving up the machine, as text for a message."""
         limit = "as --give-up-after says" if self._context.plan.choices.give_up_after_s else "because it was restarted"
         return f"{self.words}; it is given up, {limit}"
 
     def note_silence(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
-        """Count another failed attempt to reach the machine; yield the incident when it is due."""
+        """Count another failed attempt to reach the machine. Yield an incident once the silence is long enough."""
         clock, plan = self._context.clock, self._context.plan
         gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         self._tried_mono = clock.monotonic()
@@ -250,7 +252,7 @@ class Outage:
             yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
     def note_answer(self) -> Iterator[Note]:
-        """End the outage after an answer; yield an incident if the outage was reported."""
+        """End the outage after an answer. Yield an incident if the outage was reported."""
         if self._is_reported:
             message = f"the machine answers again, after {format_duration(self._silent_s)}"
             yield Incident(code=HEARD, message=message)
@@ -279,9 +281,9 @@ class IdleSoon:
 
 
 class Silence:
-    """Records that the job has written nothing for a long time, as the agent reports it, and that it writes again.
+    """Records that the job has written nothing for a long time, as the agent reports, and later that it writes again.
 
-    The record includes the cards' utilisation, which decides nothing: a stuck collective shows 100 %.
+    The record includes the GPUs' utilisation, but no decision depends on it: a hung collective operation shows 100 %.
     """
 
     def __init__(self, state: RunState, context: Context) -> None:
@@ -302,7 +304,7 @@ class Silence:
             self._since_wall = None
             return
         since_wall = round(since_wall - self._ahead_s, 3)
-        # Do not report each pause of a job that writes rarely.
+        # Do not report every pause of a job that writes rarely.
         if self._context.clock.wall() - since_wall < 2 * self._longest_s:
             return
         self._since_wall = since_wall
@@ -310,7 +312,7 @@ class Silence:
         yield Incident(code=JOB_SILENT, message=words, since_wall=self._since_wall)
 
     def _words(self, status: Status, since_wall: float) -> str:
-        """Return a message with the start of the silence, the cards' utilisation, the price, and what ends the job."""
+        """Return a message with the start of the silence, the GPUs' utilisation, the price, and what ends the job."""
         plan, used = self._context.plan, [card.use_percent for card in status.gpus if card.use_percent is not None]
         silent_s = max(0.0, self._context.clock.wall() - since_wall)
         since = f"since {utc(since_wall)[11:16]} UTC ({format_duration(silent_s)})"

@@ -1,4 +1,4 @@
-"""Check a run's machines at the provider during the whole run: for a second machine, a price rise, a reboot.
+"""Check a run's machines at the provider during the whole run: for a second machine, a price rise, a new status.
 
 A provider's list may be old, so a single check when the machine is ready does not prove that there is no second
 machine. An extra machine has a token of this run but is not the run's machine. It is ended, and the run's remaining
@@ -32,7 +32,7 @@ _CHANGED_S = 1.0
 
 @dataclass
 class _Seen:
-    """The result of one check: living extra machines, ids of extra machines proven gone, the run's machine."""
+    """The result of one check: new extra machines, ids of extra machines proven gone, and the run's machine."""
 
     alive: list[Instance] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Seen:
 
 
 class Monitor:
-    """Runs the checks of one supervisor. The driver calls `turn` whenever a step waits."""
+    """Runs the checks of one supervisor. The driver calls `turn` whenever it waits for a step."""
 
     def __init__(self, run: str) -> None:
         self._chance = Random(run)  # Spreads the checks of several runs in one account.
@@ -61,7 +61,7 @@ class Monitor:
     def turn(self, state: RunState, context: Context) -> Iterator[Note]:
         """Start a check, or yield the notes of a check that has finished.
 
-        The next check ends the extra machines on record.
+        The notes report extra machines. The next check ends those that the journal has.
         """
         if self._looking is None:
             self._looking = context.begin(lambda: self._look(state, context))
@@ -94,7 +94,7 @@ class Monitor:
     def _look(self, state: RunState, context: Context) -> _Seen:
         """Read the run's machines at every provider that it used.
 
-        Request the end of extra machines that are on record.
+        Also request the end of the extra machines in the journal.
         """
         seen, listed = _Seen(), set[str]()
         own = state.instance.id if state.instance is not None else ""
@@ -121,7 +121,7 @@ class Monitor:
         return seen
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
-        """Return the living machines with the run's tokens, except the machine that is or may become the run's own."""
+        """Return the living machines with the run's tokens, except the one that is or may become its own machine."""
         tokens = {attempt.token for attempt in state.attempts.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
@@ -138,7 +138,7 @@ class Monitor:
     def _list(self, provider: Provider, state: RunState) -> list[Instance]:
         """Return gpurun's machines at a provider.
 
-        If each region needs a request, read only the regions that the run used.
+        If each region needs its own request, read only the regions that the run used.
         """
         if isinstance(provider, FindsInRegions):
             regions = [attempt.region for attempt in state.attempts.values() if attempt.provider == provider.name]
@@ -179,7 +179,7 @@ class Monitor:
         self._last_status = said
 
     def _shorten_training(self, state: RunState, context: Context) -> None:
-        """Shorten the training on the machine if less time is left, because of an extra machine or slow downloads."""
+        """Have the agent end training earlier if less time is left, because of an extra machine or slow downloads."""
         if state.hard_stop_wall is None or state.phase is not Phase.TRAINING:
             return
         soft_s, hard_s = stops_of(state, context)
@@ -196,7 +196,7 @@ class Monitor:
 
 
 def _is_alive(provider: Provider, listed: Instance) -> bool:
-    """Return whether a read confirms that a listed machine is alive."""
+    """Return whether reading a listed machine confirms that it is alive."""
     try:
         machine = provider.read(listed.id)
     except (Unknown, Rejected, SetupError):

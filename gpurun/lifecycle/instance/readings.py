@@ -1,4 +1,4 @@
-"""Read at the provider whether a machine is gone: one reading, an unbroken series of readings, and the proof."""
+"""Read at the provider whether a machine is gone: one reading, a series of readings, and the proof."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpurun.providers.base import Provider
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """The result of one check: the instance's state, and whether the list has a machine with the token."""
+    """The result of one check: the machine's state, and whether the list has a living machine with its token."""
 
     at_s: float
     state: InstanceState
     listed: bool
     answer_sha256: str
     ended_wall: float | None = None
-    """When the machine ended, on the provider's clock, if reported."""
+    """When the machine ended, on the provider's clock, if the provider reports it."""
     ran_s: float | None = None
     """Seconds that a queued job ran, if the provider reports them."""
 
@@ -37,7 +37,7 @@ class InstanceReading:
 class GoneRow:
     """Consecutive replies about one machine that say GONE.
 
-    A reply that shows the machine breaks the series, and so do two minutes without a reply.
+    A reply with another state breaks the series, and so do two minutes without a reply.
     """
 
     clock: Clock
@@ -45,7 +45,7 @@ class GoneRow:
     last_mono: float = 0.0
 
     def read(self, provider: Provider, identifier: str) -> Instance:
-        """Read the machine; at the first GONE read it again, because one reply may be wrong."""
+        """Read the machine. If the reply is the first GONE, read again, because one reply may be wrong."""
         machine = provider.read(identifier)
         if machine.state is InstanceState.GONE and self.since_mono is None:
             machine = provider.read(identifier)
@@ -53,7 +53,7 @@ class GoneRow:
         return machine
 
     def take(self, state: InstanceState) -> None:
-        """Add the next reply; UNKNOWN changes nothing."""
+        """Add the next reply. UNKNOWN changes nothing."""
         now_mono = self.clock.monotonic()
         if state is not InstanceState.UNKNOWN and (state is not InstanceState.GONE or self.seconds is None):
             self.since_mono = None
@@ -63,13 +63,13 @@ class GoneRow:
 
     @property
     def seconds(self) -> float | None:
-        """Return how long the series has lasted; None if there is no series, or a pause has broken it."""
+        """Return how long the series has lasted; None if there is no series or a pause has broken it."""
         now_mono = self.clock.monotonic()
         is_on = self.since_mono is not None and now_mono - self.last_mono <= WATCHED_S
         return round(now_mono - self.since_mono, 3) if is_on and self.since_mono is not None else None
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
-        """Yield a record of the unbroken series, so that the wait is not counted as time in which the machine ran."""
+        """Yield a record of the series, if any, because its time does not count as time in which the machine ran."""
         if (gone_s := self.seconds) is not None:
             message = f"{provider.name} has shown {identifier} as gone for {gone_s:.0f} s, and it never answered"
             yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)
@@ -78,10 +78,10 @@ class GoneRow:
 def look_at_instance(
     provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "", row: GoneRow | None = None
 ) -> InstanceReading:
-    """Read the instance and the list; return one reading. An unclear reply is a reading that proves nothing.
+    """Read the machine and the provider's list; return one reading. An unclear reply is a reading that proves nothing.
 
-    A listed instance with the id `but` is ignored. `row` records when the instance was first shown as gone, because
-    from then on it costs nothing, and the list may take long.
+    A listed machine with the id `but` is ignored. `row` records since when the machine is shown as gone: from then on
+    it costs nothing, and reading the list may take long.
     """
     read = partial(row.read, provider) if row is not None else provider.read
     try:
@@ -90,7 +90,7 @@ def look_at_instance(
     except Exception as error:  # noqa: BLE001 - any failure is a missing reply.
         return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
     answer = digest_json([_plain(machine), [_plain(other) for other in listed]])
-    # Some clouds list dead machines for an hour, and other machines of a similar name.
+    # Some clouds list dead machines for an hour, and include machines with a similar name.
     alive = any(other.id != but for other in living_instances(listed, token))
     facts = (machine.state, machine.ended_wall, machine.ran_s) if machine else (InstanceState.GONE, None, None)
     state, ended_wall, ran_s = facts
@@ -102,7 +102,7 @@ def _plain(instance: Instance | None) -> object:
 
 
 def gap_s(provider: Provider) -> float:
-    """Return the seconds between two readings."""
+    """Return the seconds to wait between two readings."""
     return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
 
 
@@ -128,5 +128,5 @@ def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading
 
 
 def living_instances(found: Sequence[Instance], token: str) -> list[Instance]:
-    """Return the instances that are not gone and have exactly this token (a provider's search may match more)."""
+    """Return the instances that are not gone and have exactly this token. A provider's search may match others too."""
     return [instance for instance in found if instance.token == token and instance.state is not InstanceState.GONE]

@@ -1,4 +1,4 @@
-"""Run the script of --setup on the machine to its end, and download its output."""
+"""Run the script of --setup on the machine to its end, and copy its output to this computer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpurun.remote.messages import SetUp
 from gpurun.view.number_format import format_duration
 
 POLL_S, SOON_S = 2.0, 0.2
-# Seconds after the limit in which the machine kills the script's processes and reports the end.
+# Seconds after the limit within which the machine kills the script's processes and reports the end.
 KILL_ALLOWANCE_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
@@ -30,8 +30,8 @@ LAST_LINES, LAST_CHARS = 15, 2000
 def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) -> float:
     """Run the script of --setup to its end; return the seconds that it took.
 
-    Each call is short, so that a stop request is noticed between two calls. Repeating a lost call does not start the
-    script again. Raise SetupError if the script failed, and TrainingFailed if the machine stays lost.
+    Each call is short, so that a stop request is noticed between two calls. Repeating a call whose reply was lost does
+    not start the script again. Raise SetupError if the script failed, and TrainingFailed if the machine stays lost.
     """
     limit_s = max(1.0, min(planned_s, context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
@@ -50,7 +50,7 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
             if not is_on and not is_behind:
                 break
             if not is_behind:
-                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # A quick script should not wait long.
+                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # After a quick script, do not wait long.
     log.close(said)
     if (said.state, said.exit_code) != ("ended", 0):
         raise _failed(said, limit_s, context)
@@ -79,9 +79,9 @@ def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
 
 
 class _Log:
-    """The local copy of the script's log: its first bytes as it grows, and its last lines if the log is longer.
+    """The local copy of the script's log: its first bytes as it grows, and its last lines if it is too long.
 
-    Errors of the local disk are ignored, because they must not end a set-up that is paid for.
+    Errors of the local disk are ignored, because they must not end a set-up that costs money.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class _Log:
 
     def take(self, part: bytes, said: SetUp) -> bool:
         """Append the next part. Return whether more of the log can be fetched now."""
-        if said.size < min(self.size, MOST_LOG_BYTES):  # The copy is from another machine.
+        if said.size < min(self.size, MOST_LOG_BYTES):  # The copy is from an earlier machine.
             with suppress(OSError):
                 self._path.unlink()
             return self.size == 0
@@ -109,7 +109,7 @@ class _Log:
         return self.size > before and self.size < min(said.size, MOST_LOG_BYTES)
 
     def close(self, said: SetUp) -> None:
-        """Append the script's last lines, if its log is longer than the copy."""
+        """Append the script's last lines, if its log is longer than the copy may be."""
         if said.size > self.size == MOST_LOG_BYTES:
             gap = f"\n[... {said.size - self.size:,} more bytes; the last of them:]\n"
             self._write(f"{gap}{said.tail}".encode())

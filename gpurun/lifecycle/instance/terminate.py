@@ -1,6 +1,6 @@
 """End an instance and prove it: repeat the request until the provider shows the instance as gone.
 
-An account cannot see another account's machines, so a machine's absence from the wrong account proves nothing.
+One account's key cannot see another account's machines, so a machine's absence from the wrong account proves nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ASK_AGAIN_S = 30.0
 LOOK_EVERY_S, TICK_S = 5.0, 1.0
 LIST_FIRST_S = 3.0
 KNOCK_S = 2.0
-"""Seconds that a machine has to answer over SSH while its provider shows it as gone. It is asked during the reading."""
+"""Seconds that a machine has to answer over SSH while its provider shows it as gone. This runs during the reading."""
 REFUSED_S = 60.0
 
 CLUSTER = "cluster:"
 NAMED = "account:"
-"""The prefix of account identifiers from the provider. The user cannot confirm such an account, and need not."""
+"""The prefix of account identifiers that come from the provider. The user need not confirm such an account."""
 
-# Returns [], or notes to record, if the key belongs to the account with the machine; raises if not, or if unknown.
+# Returns notes to record (or []) if the key belongs to the account with the machine; raises if not, or if unknown.
 CheckAccount = Callable[[], list[Note]]
 
 
@@ -63,14 +63,19 @@ def prove_termination(
     knock: Callable[[], bool] = lambda: False,
     was_gone: bool = False,
 ) -> Iterator[Note]:
-    """Request the end of a machine and read it until its end is proven. End only machines that carry the token.
+    """Request the end of a machine and read it until its end is proven. End only machines that have the token.
 
-    A new machine may stay hidden for `hidden_s`. During that time its absence proves nothing unless it was seen, and a
-    request to end it may not have reached it. Absence also proves nothing if the key belongs to another account: unless
-    a machine with the token is seen, `check_account` must confirm the key first (`account.vouched`). `refused` is
-    called if the provider does not accept a request. A machine that answers a `knock` is alive, whatever its provider
-    shows; this delays the proof by twice the settling time at most. If the journal says that it `was_gone`, its return
-    is recorded. Raise MayBeBilling after five minutes without proof, or after one minute in which the key was refused.
+    The provider may hide a new machine for `hidden_s`. During that time its absence proves nothing unless it was seen
+    before, and a request to end it may not have reached it.
+
+    Absence also proves nothing if the key belongs to another account: unless a machine with the token is seen,
+    `check_account` must confirm the key first (`account.vouched`).
+
+    `refused` is called if the provider does not accept a request. `knock` tries to reach the machine over SSH; a
+    machine that answers is alive, whatever its provider shows. This delays the proof by at most twice the settling
+    time. `was_gone` means that the journal already shows the machine as gone; if it is alive again, that is recorded.
+
+    Raise MayBeBilling after five minutes without proof, or after one minute in which the key was refused.
     """
     requests = _Requests(provider, identifier, token, check_account, begin, GoneRow(clock), was_gone)
     readings: list[InstanceReading] = []
@@ -112,7 +117,7 @@ def prove_termination(
 
 @dataclass
 class _Requests:
-    """The requests to end a machine so far, and what their replies showed."""
+    """The requests to end a machine so far, and the provider's replies."""
 
     provider: Provider
     identifier: str
@@ -127,17 +132,17 @@ class _Requests:
     answer: str = "nothing was requested yet"
     was_seen: bool = False
     sees_machines: bool = False
-    """Whether the key is known to be the right account's."""
+    """Whether the key is known to belong to the right account."""
     trouble: Exception | None = None
-    """Why the provider did not accept the last request; a SetupError if the key was refused."""
+    """The error because of which the last request was not accepted; a SetupError if the key was refused."""
     self_end: str = ""
-    """The message about telling the machine to end itself."""
+    """The message about the attempt to make the machine end itself."""
     alive_mono: float | None = None
     """When the machine was last shown alive."""
     up_mono: float | None = None
-    """When the machine was last shown in a state before its end began."""
+    """When the machine was last shown in a state that precedes its end."""
     denied_s: float = inf
-    """When the machine first answered while its provider showed it as gone."""
+    """When the machine first answered over SSH while its provider showed it as gone."""
 
     def may_be_hidden(self, elapsed: float, hidden_s: float) -> bool:
         """Return whether the machine's absence proves nothing yet; if so, restart the series of GONE replies."""
@@ -149,8 +154,9 @@ class _Requests:
     def take_alive(self, reading: InstanceReading, now_mono: float, before: int) -> Iterator[Note]:
         """Process a reading that does not show the machine as gone.
 
-        A failed reading or a mere list entry is not a sign of life. If the journal has the machine as gone, yield its
-        return. If there were readings `before`, they are void and the end is requested again at once.
+        Only a state other than UNKNOWN or GONE is a sign of life; a list entry alone is not. If the journal shows the
+        machine as gone, a sign of life is recorded. If there were `before` readings in the series, they are void, and
+        the end is requested again without delay.
         """
         if before:
             self.requested_s = float("-inf")
@@ -161,7 +167,7 @@ class _Requests:
             yield from self.note_return(f"{self.provider.name} shows {self.identifier} again", reading.at_s)
 
     def note_return(self, message: str, at_s: float) -> Iterator[Note]:
-        """Yield an incident if the journal has the machine as gone, because it is alive."""
+        """Yield an incident if the journal shows the machine as gone although it is alive."""
         if self.was_gone:
             self.was_gone = False
             back = f"{message}, which was gone"
@@ -173,7 +179,7 @@ class _Requests:
         return is_refused or elapsed - self.denied_s >= 2 * self.provider.traits.settle_s
 
     def take_answer(self, elapsed: float, now_mono: float) -> Iterator[Note]:
-        """Record that the machine answered while its provider showed it as gone, and request its end again."""
+        """Record that the machine answered over SSH while its provider showed it as gone; request its end again."""
         self.alive_mono = self.up_mono = now_mono
         self.row.since_mono, self.requested_s = None, float("-inf")
         self.denied_s = min(self.denied_s, elapsed)
@@ -182,7 +188,7 @@ class _Requests:
         yield from self.note_return(f"{self.identifier} answers over SSH", elapsed)
 
     def seconds_ago(self, now_mono: float) -> Json:
-        """Return when the machine was last alive and how long it has been gone, as fields for the cost."""
+        """Return how long ago the machine was last alive and how long it has been gone, as fields for the cost."""
         seen = {"alive_s_ago": self.alive_mono, "up_s_ago": self.up_mono}
         ago_s = {key: None if mono is None else round(now_mono - mono, 3) for key, mono in seen.items()}
         return {**ago_s, "gone_s_ago": self.row.seconds}
@@ -222,11 +228,11 @@ class _Requests:
         )
 
     def look_at_account(self) -> Iterator[Note]:
-        """Check whether the key belongs to the right account. An error about another account propagates."""
+        """Check whether the key belongs to the right account. Raise if it belongs to another account."""
         try:
             yield from self.check_account()
             self.sees_machines = True
-        except (Unknown, SetupError) as error:  # A revoked key may be restored.
+        except (Unknown, SetupError) as error:  # A revoked key may be restored, so this is tried again.
             self.answer = f"it did not say to which account the key belongs: {clauses([error])}"
 
 
@@ -235,7 +241,8 @@ class _Replies:
     """The replies to one round of requests to end a machine.
 
     `found` are the listed machines with the token. `trouble` is the error of the request for the known machine.
-    `is_taken` says whether the provider accepted that request, or any request if no machine is known.
+    `is_taken` states whether the provider accepted that request; if no machine is known, whether it accepted any
+    request.
     """
 
     words: str
@@ -247,9 +254,9 @@ class _Replies:
 def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin, row: GoneRow) -> _Replies:
     """Request the end of the known instance and of every other machine with the token.
 
-    The list is requested first, because it may show that the key sees the machine. A list or a reply that hangs does
-    not delay the reading of the known machine. A failure for one machine does not stop the requests for the others, and
-    no reply is a reason to give up: a revoked key may be restored.
+    The list is requested first, because it may show that the key sees the machine. If the list or a reply hangs, the
+    known machine is still read meanwhile. A failure for one machine does not prevent the requests for the others. No
+    reply is a reason to give up, because a revoked key may be restored.
     """
     requested, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
@@ -285,17 +292,17 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
 
 
 def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
-    """Return the listed machines with the token, and the errors that may have hidden others."""
+    """Return the listed machines with the token, and the errors because of which others may be missing."""
     try:
         return living_instances(provider.find(token), token), []
-    except Unknown as error:  # A partial list still shows machines to end.
+    except Unknown as error:  # A partial list may still show machines to end.
         return living_instances(error.found, token), [str(error)]
     except Exception as error:  # noqa: BLE001 - the known machine is ended without a list.
         return [], [str(error)]
 
 
 def extra_machine_incident(extra: Instance) -> Note:
-    """Return the incident for an extra machine: it carries the run's token but is not the run's machine."""
+    """Return the incident for an extra machine: it has a token of the run but is not the run's machine."""
     message = f"a second machine {extra.id} carries the token; it is ended, and its cost shortens this run's time"
     return Incident(code="create.duplicate", message=message, id=extra.id, token=extra.token)
 
@@ -307,9 +314,9 @@ def note_once(note: Note, context: Context) -> Iterator[Note]:
 
 
 def is_other_account(provider: Provider, account: str, token: str) -> bool:
-    """Return whether the key in use belongs to another account than the one that rented the machine.
+    """Return whether the current key belongs to another account than the one that rented the machine.
 
-    If this account shows a machine with the token, alive or ended, it is the same account, even with a new key. Raise
+    If the current account shows a machine with the token, alive or ended, it is the same account with a new key. Raise
     `Unknown` if the provider does not answer.
     """
     if not account or not isinstance(provider, HasAccounts) or provider.account_mark() == account:
@@ -325,10 +332,10 @@ def require_account(provider: Provider, state: RunState, *, same_account: bool =
 
 
 def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
-    """Return a function that returns whether the run's machine still answers at its address with its pinned host key.
+    """Return a function that tests whether the run's machine still answers at its address with its pinned host key.
 
-    The function always returns False if the machine never answered, is not the run's own, or if its address may stay in
-    use after its end.
+    The function always returns False if the machine never answered, if it is not the run's own, or if another machine
+    may get its address after its end.
     """
     instance = state.instance
     is_own = instance is not None and instance.id == identifier and instance.address is not None and state.facts
@@ -345,11 +352,11 @@ def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[],
 
 
 def check_account(state: RunState, context: Context) -> list[Note]:
-    """Check that the key belongs to the account that rented the machine, so that its absence proves something.
+    """Check that the key belongs to the account that rented the machine, because otherwise its absence proves nothing.
 
-    Return [], or a note if only the user's confirmation says so. Raise `Unknown` or SetupError if the provider does not
-    answer now. Raise MayBeBilling if the key is another account's and the user has not confirmed it. Request the
-    machine's end first: then a missing reply costs nothing.
+    Return [], or a note if only the user confirms that. Raise `Unknown` or SetupError if the provider does not answer
+    now. Raise MayBeBilling if the key is another account's and the user has not confirmed it. Call this after
+    requesting the machine's end, so that a missing reply does not delay that request.
     """
     provider = context.provider
     if not is_other_account(provider, state.account, state.token):
@@ -362,7 +369,7 @@ def check_account(state: RunState, context: Context) -> list[Note]:
 
 
 def other_account(provider: Provider, state: RunState) -> MayBeBilling:
-    """Return the error for ending a run with another account's key, or with a table of another cluster."""
+    """Return the error for ending a run with another account's key, or with another cluster's table in config.toml."""
     if state.account.startswith(CLUSTER):
         cluster = state.account.replace(":", " ")
         what = f"{state.token} is a job of the {cluster}, but config.toml now names another one."

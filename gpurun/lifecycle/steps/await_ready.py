@@ -42,8 +42,7 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 T = TypeVar("T")
 LEAST_TRAINING = 0.1
-"""The share of the planned training that must remain when a machine becomes ready; with less it is not worth its price.
-"""
+"""The share of the planned training time that must remain once a machine is ready; with less, it is given up."""
 NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
 # Without GPUs, the measurement only proves that all nodes reach one another.
@@ -90,7 +89,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             return
         instance, _, network = joined
     if context.plan.offer.rate_micros_per_hour:
-        # A list may lag, so that the look before the create did not show the machine of a copy of this home yet.
+        # The provider's list may be late, so the check before the create request may have missed a machine of a copied
+        # home.
         with suppress(Unknown, Rejected, SetupError):
             refuse_beside_copy(context.provider, state, context, "This machine was ended.")
     now_mono, choices = clock.monotonic(), context.plan.choices
@@ -113,14 +113,14 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _keep_setup_log(provider: ExplainsJobs, instance: Instance, context: Context) -> None:
-    """Keep the output of the cluster table's set-up. A failure to fetch it must not end a machine that is paid for."""
+    """Keep the output of the set-up in the cluster's table. A failed fetch must not end a machine that is paid for."""
     with suppress(Unknown, OSError, GpurunError):
         if words := provider.setup_log(instance):
             context.folder.table_setup_log.write_bytes(words)
 
 
 def _read_facts(far: FarSide, state: RunState, context: Context) -> MachineFacts:
-    """Return the machine's facts. During the wait, show which Pythons are examined, and raise after a stop request."""
+    """Return the machine's facts. During the wait, show which Pythons are examined, and raise after a stop."""
     with moving(context.folder, context.clock, "look", LOOK_S) as tell:
 
         def on_wait(seconds: int, words: str) -> None:
@@ -131,7 +131,7 @@ def _read_facts(far: FarSide, state: RunState, context: Context) -> MachineFacts
 
 
 def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
-    """Return the command's modules that the machine's Python lacks; not checked for a run on this computer."""
+    """Return the command's modules that the machine's Python lacks; none if the run is on this computer."""
     job = context.plan.job
     if not job.imports or context.plan.mode is not Mode.PAID:
         return Missing(python="", missing=())
@@ -139,7 +139,7 @@ def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
 
 
 def _measure_network(facts: MachineFacts, context: Context, far: FarSide, _: Instance) -> LinkSpeed:
-    """Measure the network between a job's nodes; return each node's report. Raise NoOffer if a node did not answer."""
+    """Measure the network between a job's nodes; return the measured speed. Raise NoOffer if a node does not answer."""
     seconds = MEASURE_S if facts.torch.devices else MEASURE_CPU_S
     program = (bundle_root() / "trainer" / "network.py").read_bytes()
     python = facts.torch.python or "python3"
@@ -161,7 +161,7 @@ def _wait_for_answer(
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
     """Wait until the instance answers; return (instance, monotonic time when first seen running, reply).
 
-    Return None after recording that the instance is not as agreed, or that it is gone and the next offer is tried.
+    Return None after recording that the instance is not as agreed, or that it is gone and the next offer will be tried.
     Raise NoOffer if it does not answer in time. Show the provider's status during the wait.
     """
     patience_s = _patience_s(state, context, to_set_up_s)
@@ -177,17 +177,17 @@ def _poll_until_answer(
     early: EarlyUpload | None,
     tell: Tell,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
-    """See `_wait_for_answer`."""
+    """Poll for `_wait_for_answer`, which has the contract."""
     born, absence = get_instance(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     row, stopped_mono = GoneRow(context.clock), inf
-    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # Without the queue.
+    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The time in the queue is not included.
     traits = context.provider.traits
     for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
-        is_doubted = absence.since_mono is not None  # Shown as gone, which is not believed yet.
+        is_doubted = absence.since_mono is not None  # The provider shows it as gone, but that is not believed yet.
         is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
-        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Preempted, or never started.
+        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # It was preempted, or never started.
         if (is_late and not is_doubted) or up_s > boot_s or is_stopped:
             break
         context.raise_if_stopped(state)
@@ -196,7 +196,7 @@ def _poll_until_answer(
             is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
             stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
             if differs_since_created(instance, born, context.plan):
-                # Record it for the receipt; `check_made` then refuses it.
+                # Record it for the receipt. `check_made` then refuses the machine.
                 yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
@@ -205,7 +205,7 @@ def _poll_until_answer(
             if early is not None:
                 yield from early.send(instance)
             is_up = _is_up(instance, state.token)
-            # Send nothing until a current list shows no second machine for this request.
+            # Send nothing until a current list shows that there is no second machine for this request.
             listed = living_instances(context.provider.find(state.token), state.token) if is_up else []
             extras = [machine for machine in listed if machine.id != born.id]
             if is_up and not extras:
@@ -222,7 +222,7 @@ def _poll_until_answer(
                 return None
         except FarRefusal as refusal:
             last = _temporary_refusal(refusal, is_own=context.plan.box is not None)
-        except HostKeyMismatch:  # Nothing was sent there, so there is nothing to save.
+        except HostKeyMismatch:  # Nothing was sent to the machine, so nothing can be lost.
             raise
         except Rejected as error:  # A final refusal: waiting will not change it.
             raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
@@ -230,14 +230,14 @@ def _poll_until_answer(
             last = str(error)
         tell(int(waited_s), last)
     yield from row.notes(context.provider, born.id)
-    with suppress(Unknown):  # It may have been over before its first reading.
+    with suppress(Unknown):  # The job may have ended before its first reading.
         if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
             raise why
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 
 def _temporary_refusal(refusal: FarRefusal, *, is_own: bool) -> str:
-    """Return the message of a temporary refusal by the agent; raise any other refusal."""
+    """Return the message of the agent's refusal if the refusal is temporary; otherwise raise."""
     if refusal.reason == "no_python":
         raise SetupError("box.no_python", refusal.what, hint=_OTHER_PYTHON if is_own else _OTHER_IMAGE) from refusal
     if refusal.reason not in PASSING:
@@ -251,7 +251,7 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
 
 
 def _check_machine(facts: MachineFacts, missing: Missing, context: Context) -> Iterator[Note]:
-    """Check the machine before anything is sent there. Yield warnings; raise if it cannot be used."""
+    """Check the machine before any of the run's files are sent. Yield warnings; raise if it cannot be used."""
     for warning in clock_warning(context.provider):
         yield Incident(code="clock.wrong", message=warning)
     plan = context.plan
@@ -264,12 +264,12 @@ def _check_machine(facts: MachineFacts, missing: Missing, context: Context) -> I
 
 
 def _is_up(instance: Instance, token: str) -> bool:
-    """Return whether the instance runs, has an address, and carries the requested token."""
+    """Return whether the instance runs, has an address, and has the requested token."""
     return instance.state is InstanceState.RUNNING and instance.address is not None and instance.token == token
 
 
 def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
-    """Return the seconds that a machine has to answer, minus its set-up time. Zero or less means one attempt."""
+    """Return the seconds that a machine has to answer, without its set-up time. Zero or less means a single attempt."""
     lease = context.plan.lease
     longest_s = lease.queue_s + _boot_patience_s(context)
     least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + context.plan.job.save_s + lease.collect_s
@@ -283,9 +283,10 @@ def _boot_patience_s(context: Context) -> float:
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
-    """Return whether to keep waiting: during the planned boot time always, later only while the machine still boots.
+    """Return whether to keep waiting: always during the planned boot time, later only while the machine boots.
 
-    A finished cluster job never runs again. `Absence` decides about a machine that is shown as gone.
+    A running machine that does not answer yet counts as booting. A cluster job that is gone never runs again. For other
+    machines that are shown as gone, `Absence` decides.
     """
     if seen.state is InstanceState.GONE:
         return not context.plan.lease.queue_s
@@ -294,7 +295,7 @@ def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool
 
 
 def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int | None:
-    """Read back the deadline of the machine's guard; return it, or None if the provider has no guard.
+    """Read back the deadline of the machine's guard and return it; None if the provider has no guard.
 
     Raise NoOffer if no guard answers although the plan promises one, because then only this computer would end the
     machine. If the user has accepted that (--accept-weak-lease), return None.
@@ -316,6 +317,6 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
 
 
 def _planned_s(context: Context) -> float:
-    """Return the limit in seconds for the --setup script: as planned, else the boot time; 0 without a script."""
+    """Return the time limit of the --setup script in seconds: as planned, else the boot time; 0 without a script."""
     lease = context.plan.lease
     return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0

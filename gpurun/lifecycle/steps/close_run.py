@@ -1,6 +1,6 @@
 """Remove a rental's side resources, count the local files, then write the receipt.
 
-The receipt is written last and only from the run's folder, so that a crash before it does not change it.
+The receipt is written last and only from the run's folder, so that a crash before that does not change it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpurun.planning.history_file import add_prior
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 from gpurun.remote.key_pairs import forget_client_key
 
-# A firewall group can be removed only after the machine's network card, which takes a cloud a minute or two.
+# A firewall group can be removed only after the machine's network card, which a cloud removes after a minute or two.
 CLEAR_S = 180.0
 CLEAR_POLL_S = 5.0
 _LATE = "was created after it had been recorded as absent"
@@ -49,12 +49,12 @@ EMPTY_LISTS = 3  # One list may be old.
 def settle_run(state: RunState, context: Context) -> Iterator[Note]:
     """Remove side resources, then write and sign the receipt and add it to the ledger. Repeating gives the same bytes.
 
-    If the process was killed after the ledger was written, the receipt stays as it is and is recorded first. Anything
-    that is found after that comes later in the journal.
+    If an earlier process was killed after it wrote the ledger, the receipt stays as it is and is recorded first. Any
+    later finding comes after it in the journal.
     """
     is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
     if link is not None and not is_over:
-        _settle_by_receipt(state, context)  # Before the record, because after it this step never runs again.
+        _settle_by_receipt(state, context)  # Before the record is written, because after it this step never runs again.
         yield ReceiptObserved(seq=link.seq, sha256=link.receipt_sha256)
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
@@ -76,7 +76,7 @@ def settle_run(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def close_machines(state: RunState, context: Context) -> Iterator[Note]:
-    """Remove the side resources of all machines so far, and enter their cost in every budget. The run continues."""
+    """Remove the side resources of all machines so far, and enter their cost in every budget. The run stays open."""
     yield from clear_all(state, context)
     _settle_ended(rentals_of(read_journal(context.folder.journal).records), context)
 
@@ -84,7 +84,7 @@ def close_machines(state: RunState, context: Context) -> Iterator[Note]:
 def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
     """Enter the cost of each rental with a proven end in the budgets, in place of the reserved amount.
 
-    A bill may lower it later.
+    A later bill may lower the amount.
     """
     with suppress(GpurunError):
         for rental in rentals:
@@ -93,7 +93,7 @@ def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
 
 
 def _settle_by_receipt(state: RunState, context: Context) -> None:
-    """Replace the reserved amounts in the budgets by the receipt's cost.
+    """Replace the amounts that are reserved in the budgets by the receipt's cost.
 
     If the receipt has no upper bound, or a budget cannot be written, the amounts stay reserved.
     """
@@ -107,16 +107,16 @@ def _settle_by_receipt(state: RunState, context: Context) -> None:
 
 
 def _link(context: Context) -> Link | None:
-    """Return the run's line in the ledger, or None. A damaged ledger is reported when the receipt is written."""
+    """Return the run's line in the ledger, or None. Whoever writes the receipt reports a damaged ledger."""
     with suppress(OSError):
         return read_chain(context.home.ledger).link_of(context.folder.name)
     return None
 
 
 def clear_all(state: RunState, context: Context) -> Iterator[Note]:
-    """Remove late machines and side resources of each create request. Raise MayBeBilling if something is still billed.
+    """End late machines and remove side resources of every create request. Raise MayBeBilling if any is billed.
 
-    Machines are ended first, so that none is billed while the side resources of another are removed.
+    Machines are ended first, so that none is billed while the side resources of another machine are removed.
     """
     opened: list[tuple[_CreateRequest, Provider]] = []
     red: list[MayBeBilling] = []
@@ -134,16 +134,16 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
                 yield from part(request, provider, state, context)
             except MayBeBilling as error:  # The other requests are still handled.
                 red.append(error)
-                opened.remove((request, provider))  # Its side resources are in use.
+                opened.remove((request, provider))  # The machine of this request still uses its side resources.
     if red:
         raise red[0]
 
 
 def _open(request: _CreateRequest, state: RunState, context: Context) -> Provider:
-    """Return the provider of a create request. Raise MayBeBilling if its key is known to be another account's."""
+    """Return the provider of a create request. Raise MayBeBilling if its key is known to belong to another account."""
     provider = context.provider_of(request.provider, request.region)
-    # A machine that is known to live is ended with any key; only its proof needs the right key (`check_account`).
-    # A key of an unknown account may be used too: what it sees is removed, and absence proves nothing.
+    # A machine that is known to live is ended with any key; only its proof needs the right key (`check_account`). The
+    # key of an unknown account may be used too: what it sees is removed, and what it does not see proves nothing.
     is_named = request.account.startswith(NAMED)
     if is_named and not request.late and is_other_account(provider, request.account, request.token):
         raise other_account(provider, _state_of(request, state))
@@ -151,9 +151,9 @@ def _open(request: _CreateRequest, state: RunState, context: Context) -> Provide
 
 
 def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = False) -> list[Leftover]:
-    """Remove the side resources that carry a token until lists show none. Return those that remain after CLEAR_S.
+    """Remove the side resources with a token until the provider lists none. Return those that remain after CLEAR_S.
 
-    `is_billed` means that some are known to be billed, so that a missing reply counts as a billed resource.
+    `is_billed` means that some are known to be billed; then a missing reply counts as a billed resource.
     """
     if not isinstance(provider, LeavesThings):
         return []
@@ -172,7 +172,7 @@ def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = Fal
         except (Unknown, Rejected, SetupError) as error:
             unseen = Leftover(provider=provider.name, kind=f"side resource ({error})", id=token, run="", token=token)
             left = left or [unseen.model_copy(update={"billed": is_billed})]
-        # Time out only if something is left: a laptop that slept has not seen three empty lists.
+        # Time out only if something is left: a computer that slept has not read three empty lists.
         if left and clock.monotonic() - began_s >= CLEAR_S:
             return left
         clock.sleep(CLEAR_POLL_S)
@@ -183,8 +183,8 @@ def _end_late_machines(
 ) -> Iterator[Note]:
     """End machines with one of the run's tokens that appear after they were recorded as absent or ended.
 
-    The journal does not show what such a machine cost, so the receipt states no upper bound. Once it is on record, a
-    list without it proves nothing; its end must be proven.
+    The journal does not show what such a machine cost, so the receipt states no upper bound. Once the machine is
+    recorded, its absence from a list is not enough; its end must be proven.
     """
     late = list(request.late)
     for machine in _listed(provider, request.token):
@@ -205,14 +205,14 @@ def _end_late_machines(
 
 
 def came_late(found: Instance, state: RunState) -> Note:
-    """Return the incident for a machine that is alive after its end or its absence was recorded."""
+    """Return the incident for a machine that is alive although its end or its absence was recorded."""
     is_own = state.instance is not None and found.id == state.instance.id
     what = f"{found.id} {_LIVES if is_own else _LATE}; it was billed as well"
     return Incident(code="create.late", message=what, id=found.id, token=found.token)
 
 
 def _check_account_of(request: _CreateRequest, provider: Provider, state: RunState, context: Context) -> CheckAccount:
-    """Return `check_account` for this create request."""
+    """Return the function that checks the account of this create request (see `check_account`)."""
     return partial(check_account, _state_of(request, state), replace(context, provider=provider))
 
 
@@ -228,13 +228,13 @@ def _listed(provider: Provider, token: str) -> list[Instance]:
     except Unknown as error:
         return living_instances(error.found, token)
     except (Rejected, SetupError):
-        return []  # An earlier answer has shown that no machine is left.
+        return []  # Earlier replies have shown that no machine is left.
 
 
 def _remove_leftovers(request: _CreateRequest, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
-    """Remove the side resources of a create request. Record those that remain; raise MayBeBilling if they are billed.
+    """Remove the side resources of a create request; record those that remain. Raise MayBeBilling if one is billed.
 
-    A billed resource stays on record until lists, read with the right account's key, show that it is gone.
+    A billed resource stays recorded as such until lists, read with the right account's key, show that it is gone.
     """
     if request.is_billed:
         try:
@@ -269,10 +269,10 @@ def _no_answer_note(name: str, error: GpurunError | Unknown) -> Note:
 
 @dataclass(frozen=True)
 class _CreateRequest:
-    """One create request from the journal, and which of its machines and resources are known to be billed still.
+    """One create request from the journal, and which of its machines and resources are known to be billed.
 
-    `late` are machines that appeared after their absence or end was recorded and are not proven gone. `is_billed` means
-    that a side resource is still billed.
+    `late` are the machines that appeared after their absence or end was recorded and that are not proven gone.
+    `is_billed` means that a side resource is still billed.
     """
 
     provider: str

@@ -48,7 +48,7 @@ def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _at_home(found: Salvaged, inventory: Inventory) -> Json:
-    """Return the record's fields about the files here now: those just downloaded and those that were here before."""
+    """Return the record's fields about the files on this computer, whether just downloaded or earlier."""
     before = inventory.counted(read_journal(inventory.folder.journal).records)
     files = {str(file["name"]): file for file in before["files"]}
     files |= {file.name: file.as_json() for file in found.here}
@@ -57,7 +57,7 @@ def _at_home(found: Salvaged, inventory: Inventory) -> Json:
     lost = (name for name in before["missing"] if name in named or not is_newer)
     unlisted = (f"outputs/{file['name']}" for file in (before.get("unpublished") or {}).get("first", ()))
     missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
-    if all(file.name in files for file in newest_files(found.manifest)):  # The older one is not needed.
+    if all(file.name in files for file in newest_files(found.manifest)):  # The older checkpoints are not needed.
         missing -= {file.name for file in spare_files(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]

@@ -1,4 +1,4 @@
-"""Download the files that the instance lists as finished and that are not here yet; verify each digest."""
+"""Download the files that the instance lists as finished and that are not on this computer; verify each digest."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LEASE_OVER = "collect.lease_over"
 def collect(state: RunState, context: Context) -> Iterator[Note]:
     """Download the wanted files into `artifacts/` and record them.
 
-    A file counts only after its digest is verified here. If the machine is gone, record the files that arrived before,
-    and its other finished files as missing. Raise if files are missing.
+    A file counts only after its digest is verified on this computer. If the machine is gone, record the files that
+    arrived before that, and its other finished files as missing. Raise if files are missing.
     """
     yield CollectIntended()
     started = context.clock.monotonic()
@@ -65,7 +65,8 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     unpublished = state.unpublished if gone is None else {}
     lost = [str(file["name"]) for file in unpublished.get("first", ())]
     missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
-    left = [file.name for file in rest if file.name not in done]  # Not needed if the latest checkpoint is here.
+    # They are not needed if the latest checkpoint is on this computer.
+    left = [file.name for file in rest if file.name not in done]
     more: Json = {"left": left} if left else {}
     more |= {"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}
     more |= {"unpublished": unpublished} if unpublished else {}
@@ -85,7 +86,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _download_with_notes(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
-    """Download files while the lease lasts. Yield each disk-full error once."""
+    """Download files while the lease lasts. Yield an incident for each disk-full error, once."""
     noted: set[str] = set()
     for full in downloads.each(files):
         if full.what not in noted:
@@ -94,7 +95,7 @@ def _download_with_notes(downloads: Downloader, files: Sequence[ManifestFile]) -
 
 
 def _as_collect_error(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
-    """Return a refusal or download error as a CollectFailed with the missing files; return others unchanged."""
+    """Return a refusal or download error as a CollectFailed that names the missing files; others unchanged."""
     if not isinstance(why, FarRefusal | CollectFailed):
         return why
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -104,7 +105,7 @@ def _as_collect_error(why: GpurunError, names: Collection[str], size_bytes: int,
 
 
 def _hint(why: GpurunError, state: RunState) -> str:
-    """Return the hint: while the machine is held, `gpurun collect` may still download the files."""
+    """Return the error's hint. If the machine is held, add that `gpurun collect` may still download the files."""
     hint = "What was downloaded before is kept." if isinstance(why, FarRefusal) else why.hint
     is_held = state.hold_s and why.code != LEASE_OVER
     return f"{hint} While the machine is held: gpurun collect {state.run}" if is_held else hint
@@ -117,7 +118,7 @@ def _listed(
     try:
         # Not limited by this disk's free space, which may grow later.
         manifest = patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
-        with suppress(OSError):  # Only a restarted supervisor needs the stored list.
+        with suppress(OSError):  # Only a restarted supervisor needs the stored list, so a full disk does not matter.
             inventory.remember(manifest)
         return inventory.with_whole(manifest), None
     except FarRefusal as refusal:

@@ -1,4 +1,4 @@
-"""Request one instance, and find out whether it exists, even if the reply is lost."""
+"""Request one instance, and find out whether it exists even if the reply is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gpurun.providers.errors import RejectedFor
 from gpurun.remote.key_pairs import make_keys
 
 ATTEMPTS = 3
-# Seconds to continue after the settling time if some of the provider's replies were lost.
+# Seconds to keep looking after the settling time, if some of the provider's replies were lost.
 LOOK_S = 300.0
 LOOK_ON_S = 20.0
 SEEN_S = 60.0
@@ -58,7 +58,7 @@ _MOST_SHOWN = 3
 def create(state: RunState, context: Context) -> Iterator[Note]:
     """Send one create request, after its intent is on disk.
 
-    If an earlier reply is missing, look for its machine instead. If the provider cannot fill this offer, the next
+    If an earlier request has no reply, look for its machine instead. If the provider cannot fill this offer, the next
     attempt uses the next approved offer and a new token.
     """
     if state.token:
@@ -116,7 +116,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
-    """Reserve the worst case in each budget, until a refusal or a proven end gives the actual cost."""
+    """Reserve the worst case in each budget. A refusal or a proven end later replaces it by the actual cost."""
     for token, attempt in state.attempts.items():
         if attempt.answer == "refused":
             context.budgets.settle(token, Micros(0))
@@ -125,9 +125,9 @@ def _hold(order: Order, state: RunState, context: Context) -> None:
 
 
 def _refuse_beside_copy(state: RunState, context: Context) -> None:
-    """Raise RunHeld if a copy of this home has a machine for this run; NoOffer if that cannot be looked up.
+    """Raise RunHeld if a copy of this home has a machine for this run; NoOffer if the provider does not answer.
 
-    The machine of a run that moves may be at any provider of the plan; only this offer's own must answer.
+    The machine of a run that moves may be at any provider of the plan, but only this offer's own provider must answer.
     """
     if not context.plan.offer.rate_micros_per_hour:
         return
@@ -146,7 +146,7 @@ def _refuse_beside_copy(state: RunState, context: Context) -> None:
 
 
 def _other_providers(state: RunState, context: Context) -> list[str]:
-    """Return the providers, except this offer's own, that the plan of a run that moves has named."""
+    """Return the other providers in the plan of a run that moves, without this offer's own provider."""
     names: dict[str, None] = {}
     if state.legs:
         with contextlib.suppress(OSError, ValueError):
@@ -169,14 +169,14 @@ def _account_mark(provider: Provider) -> str:
 
 
 def _reason_of(refusal: NoCapacity | Rejected) -> str:
-    """Return the journal's reason code for a refused create request."""
+    """Return the journal's reason code for a create request that was refused."""
     if isinstance(refusal, NoCapacity):
         return "no_capacity"
     return "offer_rejected" if refusal.of_offer else "rejected"
 
 
 def _final_error(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
-    """Return the error that ends the run: the last refusal, and the refusals of the offers tried before."""
+    """Return the error that ends the run, with the last refusal and those of the offers that were tried before."""
     before = _earlier_refusals(str(refusal), context)
     if isinstance(refusal, RejectedFor):
         error = refusal.error
@@ -197,7 +197,7 @@ def _last_reply(context: Context) -> str:
 
 
 def _earlier_refusals(last: str, context: Context) -> str:
-    """Return a sentence with earlier offers' refusals, each reason once; "" if `last` is the only reason."""
+    """Return a sentence with the refusals of earlier offers, each reason once; "" if there are none besides `last`."""
     refusals: dict[str, str] = {}
     name = ""
     for record in read_journal(context.folder.journal).records:
@@ -213,7 +213,7 @@ def _earlier_refusals(last: str, context: Context) -> str:
 
 
 def _spent_so_far(state: RunState, context: Context) -> Micros:
-    """Return the upper bound of what the run's earlier machines cost, those that are gone included."""
+    """Return the upper bound of what the run's earlier machines cost, including machines that are gone."""
     if state.leg == 1 and not any(attempt.answer == "made" for attempt in state.attempts.values()):
         return Micros(0)
     return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
@@ -245,7 +245,7 @@ def _order(spent: Micros, state: RunState, context: Context) -> Order:
 
 
 def _their_wall(context: Context) -> float:
-    """Return the time on the provider's clock. Request it again, because the local clock may have been set just now."""
+    """Return the time on the provider's clock, read again because the local clock may have been set just now."""
     if isinstance(context.provider, TellsTime):
         with contextlib.suppress(Unknown):  # The create request will report a provider that does not answer.
             context.provider.ask_time()
@@ -253,7 +253,7 @@ def _their_wall(context: Context) -> float:
 
 
 def disk_gb_of(plan: Plan) -> int:
-    """Return the disk size to order, in GB, as priced in the plan."""
+    """Return the disk size to order in GB, which is the size that the plan's price includes."""
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
@@ -284,17 +284,17 @@ def _intent(order: Order, spent: Micros, context: Context, account: str, deadlin
 
 
 def _look_for(state: RunState, context: Context) -> Iterator[Note]:
-    """Look for the machine of a create request without a clear reply. Adopt the oldest, or record that there is none.
+    """Look for the machine of a create request without a clear reply. Adopt it, or record that there is none.
 
-    Absence is believed only if all lists during the provider's whole settling time are empty. A lost reply restarts the
-    wait.
+    Absence is believed only if all lists during the provider's whole settling time are empty. A lost reply restarts
+    that time.
     """
     traits, is_seeing = context.provider.traits, False
     looked_late = context.looks_late(state)
     unclear, steady_since = "no reply came", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
         if context.seconds_left(state) <= 0:
-            return  # A machine may have run and ended since, so its end must be proven.
+            return  # A machine may have run and ended meanwhile, so its end must be proven.
         try:
             found = _with_token(context.provider.find(state.token), state.token)
             notes = [] if found or is_seeing else check_account(state, context)
@@ -334,7 +334,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
 def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
     """Look until the deadline, because the cap does not cover a second machine while the first may still appear.
 
-    Raise NoOffer if every list until then was empty: then no machine was created.
+    Raise NoOffer if every list until then was read and was empty: then no machine was created.
     """
     what = f"{context.provider.name} did not answer the create request for {state.token} and does not show it yet; "
     message = f"{what}gpurun looks until its deadline, because the cap does not cover a second machine"
@@ -358,7 +358,7 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _with_token(listed: Sequence[Instance], token: str) -> list[Instance]:
-    """Return the machines with this token: the living ones, otherwise those that have ended, which cost money too."""
+    """Return the living machines with this token; without any, those that have ended, because they cost money too."""
     return living_instances(listed, token) or [machine for machine in listed if machine.token == token]
 
 
@@ -367,6 +367,6 @@ def _absent_note(state: RunState) -> Note:
 
 
 def _pays_for_another(state: RunState, context: Context) -> bool:
-    """Return whether the cap covers another machine, or no other machine is needed because the run stops."""
+    """Return whether the cap covers another machine, or the run stops and needs no other machine."""
     plan = context.plan
     return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_left_micros, plan.worst_micros)

@@ -1,4 +1,4 @@
-"""End the run's machine: through its provider, or with its own guard if the provider refuses. Leave a user's box."""
+"""End the run's machine: through its provider, or by its own guard if the provider refuses. Leave a user's box."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gpurun.view.number_format import format_files
 
 LEAVE_S = 60.0
 ANSWER_S = 10.0
-"""Seconds that a machine has to accept that it ends itself: its guard reads the time every five seconds."""
+"""Seconds that a machine has to accept the request to end itself; its guard reads the time every five seconds."""
 
 
 def destroy(state: RunState, context: Context) -> Iterator[Note]:
     """Destroy the machine in the journal and every other machine with the run's token, and prove that they are gone."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
-    # A timer on the machine is not a guarantee: root there can stop it, and the provider can refuse its request.
+    # A guard on the machine is not a guarantee: root can stop it, and the provider can refuse its request.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
     yield DestroyIntended(id=identifier, token=state.token, reason=reason, timer=is_limited)
     if context.plan.box is not None:
@@ -60,9 +60,9 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
-    """Leave the user's box: end the training there and remove the run's folder, if the box can be reached.
+    """Leave the user's box: end the training and remove the run's folder, if the box can be reached.
 
-    Files that were not downloaded stay there as the only copy, unless the user gave them up.
+    Files that were not downloaded stay on the box as the only copy, unless the user gave them up.
     """
     is_unwanted = state.stop == "destroy" and state.reason != "lease"
     lost = "it was never tried"
@@ -72,7 +72,7 @@ def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
             kept = "" if is_unwanted else _files_only_there(far, context)
             unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
-        except GpurunError as error:  # For example a changed host key; the run need not stay open for it.
+        except GpurunError as error:  # For example a changed host key, which must not keep the run open.
             lost = error.what.rstrip(".")
             continue
         if unlisted:
@@ -88,7 +88,7 @@ def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _files_only_there(far: FarSide, context: Context) -> str:
-    """Return a phrase about finished files on the box that are not here; "" if there are none."""
+    """Return a phrase about finished files on the box that are not on this computer; "" if there are none."""
     try:
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
     except FarRefusal as refusal:
@@ -100,10 +100,10 @@ def _files_only_there(far: FarSide, context: Context) -> str:
 
 
 def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[Note]:
-    """Tell the machine over SSH to end itself soon. Return a note that says when it will, or why it cannot.
+    """Request over SSH that the machine end itself soon. Return a note with the time, or with the reason why it cannot.
 
-    `trouble` is the provider's error when it was asked to end the machine. Return [] if the agent was never reached, or
-    if the guard has already accepted.
+    `trouble` is the provider's error for the request to end the machine. Return [] if the machine does not answer, if
+    its agent was never reached, or if its guard has already accepted.
     """
     state = context.latest(state)
     folder = context.timer_of(state)
@@ -129,14 +129,14 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
 
 
 def _how_it_ends(provider: Provider, when: str, most: str) -> str:
-    """Return a sentence that says what will happen at that time and on what it depends."""
+    """Return a clause that states what will happen at that time and what it costs at most."""
     if provider.traits.ends_by is EndsBy.REQUEST:
         return f"at {when} it will ask {provider.name} to end it; if that works, it costs at most {most} in all"
     return f"it will end itself at {when}, at most {most} in all, unless something on it prevents that"
 
 
 def _shares_key(state: RunState, context: Context) -> bool:
-    """Return whether the guard uses the create request's key, as the journal says: keys may have changed."""
+    """Return whether the guard uses the create request's key. The journal decides: keys may have changed since."""
     if state.timer_shares_key is not None:
         return state.timer_shares_key
     return isinstance(context.provider, Guarded) and context.provider.guard_shares_key

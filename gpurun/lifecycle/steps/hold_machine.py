@@ -1,4 +1,4 @@
-"""Keep a machine for a while if ending it would lose finished files that are not here yet.
+"""Hold a machine for a while if ending it would lose finished files that are not on this computer yet.
 
 A hold uses the time that is left in the lease: it reserves nothing and changes neither the deadline nor the machine's
 guard. The end of the hold is recorded, so that a restarted supervisor does not hold longer.
@@ -23,13 +23,13 @@ from gpurun.view.number_format import format_bytes, format_files
 
 LOOK_S, CALL_S = 2.0, 30.0
 MARGIN_S = 2.0
-"""Seconds before the end of the lease at which a hold ends, so that it does not count as a stop by the lease."""
+"""Seconds between the end of a hold and that of the lease, so that the hold does not end as a lease does."""
 _MOST_NAMED = 20
 _FILE_FIELDS = ("files", "missing", "listed", "missing_files", "missing_bytes")
 
 
 def hold(state: RunState, context: Context) -> Iterator[Note]:
-    """Hold the machine until all missing files are here, the hold's time is over, or the machine no longer runs."""
+    """Hold the machine until all missing files have arrived, the hold's time is over, or the machine no longer runs."""
     missing = _MissingFiles.from_records(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
@@ -54,7 +54,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _is_gone(state: RunState, context: Context) -> bool:
-    """Return whether the machine no longer runs. The call also shows the agent that a client is alive."""
+    """Return whether the machine no longer runs. This poll also shows the agent that a client is alive."""
     try:
         context.reach(get_instance(state)).poll({})
     except MachineLost:
@@ -66,14 +66,17 @@ def _is_gone(state: RunState, context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _MissingFiles:
-    """The finished files on the machine that are not here: `files` can still be downloaded, `names` has all names."""
+    """The finished files on the machine that are not on this computer.
+
+    `names` has the names of all of them; `files` are those that can still be downloaded.
+    """
 
     collected: CollectObserved | None
     files: tuple[ManifestFile, ...]
     names: tuple[str, ...]
     inventory: Inventory
     here: set[str] = field(default_factory=set)
-    """Names of files that have arrived, so that each digest is computed once."""
+    """Names of files that have arrived since. They are stored so that each digest is computed only once."""
 
     @classmethod
     def from_records(cls, state: RunState, context: Context) -> _MissingFiles:
@@ -86,7 +89,7 @@ class _MissingFiles:
         return cls(collected, files, names, inventory)
 
     def listed(self, state: RunState, context: Context) -> _MissingFiles:
-        """Return the files on the machine's list if the collect step has no record, else self."""
+        """Return the files on the machine's list if the collect step left no record, else self."""
         if self.collected:
             return self
         try:
@@ -99,7 +102,7 @@ class _MissingFiles:
         return _MissingFiles(none_yet, files, tuple(file.name for file in files), self.inventory)
 
     def as_fields(self, state: RunState) -> Json:
-        """Return the record's fields that say which files the hold is for."""
+        """Return the record's fields about the files for which the machine is held."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
         what = []
@@ -114,7 +117,7 @@ class _MissingFiles:
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
     def collected_now(self) -> CollectObserved | None:
-        """Return a collect record if every missing file has arrived; None if one has not, or if none was missing."""
+        """Return a new collect record once every missing file has arrived; otherwise, or if none was missing, None."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
                 self.here.add(file.name)

@@ -1,7 +1,7 @@
-"""Plan the next machine of a run whose machine was taken away or lost; the run continues from its newest checkpoint.
+"""Plan the next machine of a run whose machine was taken away or lost. The run resumes from its newest checkpoint.
 
-This step only writes the plan of the next machine, within what is left of the cap. The create step requests it later,
-after the proof that the machine before it is gone, so a run has one machine at a time however often it moves.
+This step only writes the next machine's plan, within what is left of the cap. The create step requests that machine
+later, after the proof that the previous machine is gone. So a run never has two machines, however often it moves.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ from gpurun.providers.catalog import rows_for
 from gpurun.remote.messages import ManifestFile
 
 USUAL_WAIT_S = 900
-"""How long a run waits for a machine without --wait or --until: a cloud is usually sold out for minutes."""
+"""Seconds that a run waits for a machine without --wait or --until. A cloud is usually sold out for minutes."""
 LOOK_S, LATER_S, TURN_S = 30.0, 600.0, 5.0
 AGAIN_S = 300.0
-"""After this time the wait is interrupted by a look for a machine that appears late, which would be billed unseen."""
+"""Seconds after which the wait is interrupted to check for a machine that appears late and is billed unnoticed."""
 OFTEN_S = 3600.0
-"""A region that took back two machines within this time is skipped for the same time."""
+"""Seconds: a region that took back two machines within this time is then avoided for the same time."""
 MOST_FRUITLESS = 1
-"""One machine without a new checkpoint is followed by another; after two in a row the run itself is the cause."""
+"""How many machines in a row may end without a new checkpoint. After one more the run itself is taken as the cause."""
 
 
 def move(state: RunState, context: Context) -> Iterator[Note]:
-    """Plan the next leg; NoOffer, with what continuing would take, if the run cannot continue.
+    """Plan the next leg. Raise NoOffer, with what the run would need to continue, if it cannot continue.
 
-    Every earlier machine is proven gone, and so is what it left (`close_run.close_machines`).
+    The caller has proven that every earlier machine is gone and has removed its side resources
+    (`close_run.close_machines`).
     """
     records = read_journal(context.folder.journal).records
     lost = _lost_machine(state, records)
@@ -78,7 +79,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         what = "Two machines in a row brought no new checkpoint home, so another one would not help."
         raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_CONTINUE}")
     base = _base_plan(context)
-    secrets_of(context)  # What is not to be had any more is missed before anything is rented.
+    secrets_of(context)  # Raises before anything is rented if a secret is no longer available.
     purse = _purse(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
     caches = tuple(LegFile(**file) for file in _compile_caches(context, records)) if files else ()
@@ -93,7 +94,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     )
     found, wall = _found(base, standing, _avoided(records, lost), state, context)
     if not found:
-        return  # It is waited on, once it was looked again for what the machines until now may have left.
+        return  # The wait resumes after a check for machines and resources that may have been left.
     leg = Leg(
         number=number,
         step=step,
@@ -132,7 +133,7 @@ _CONTINUE = "The downloaded files are kept; --from continues them in a new run."
 
 @dataclass(frozen=True)
 class _Lost:
-    """The machine that was lost since the last plan; `why` is how it ended, in its provider's words."""
+    """The machine that was lost since the last plan. `why` is the reason, in the provider's words if it gave one."""
 
     token: str
     provider: str
@@ -141,7 +142,7 @@ class _Lost:
 
 
 def _lost_machine(state: RunState, records: Sequence[Record]) -> _Lost | None:
-    """Return the machine that was lost; None if none was, and only the offers of the last plan were unavailable."""
+    """Return the lost machine; None if no machine was lost because no offer of the last plan was available."""
     attempt = state.attempts.get(state.token) if state.phase is Phase.GONE else None
     if attempt is None:
         return None
@@ -156,9 +157,9 @@ def _leg_seq(records: Sequence[Record]) -> int:
 
 
 def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileBrought]:
-    """Return the files of the newest complete checkpoint at home, after checking every digest again; [] without one.
+    """Return the files of the newest complete checkpoint on this computer, all digests checked again; [] without one.
 
-    A checkpoint that was damaged since its download is skipped, and the one before it is used.
+    A checkpoint that was damaged since its download is skipped; the one before it is then used.
     """
     inventory, kinds = Inventory(context.folder), context.plan.job.terms.whole
     announced: dict[int, dict[str, ManifestFile]] = {}
@@ -173,23 +174,23 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
 
 
 def _compile_caches(context: Context, records: Sequence[Record]) -> list[FileBrought]:
-    """Return the compile caches of earlier machines that are complete at home."""
+    """Return the compile caches of earlier machines that are complete on this computer."""
     inventory = Inventory(context.folder)
     made = [file for file in _known_files(inventory, records) if file.kind == "compile_cache" and inventory.has(file)]
     return caches_among(cast(FileBrought, file.as_json()) for file in made)
 
 
 def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the kinds of the earlier machines: their compile caches are valid only on the same kind."""
+    """Return the kinds of machine that the run has had. A compile cache is valid only on the kind that wrote it."""
     offers = [Offer.model_validate(intent.offer) for intent in all_typed(records, CreateIntended)]
     return tuple(dict.fromkeys(map(machine_kind, offers)))
 
 
 def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[ManifestFile]:
-    """Return every file that was ever announced: in the journal, in the last machine's manifest, in the inventory.
+    """Return every known file of the run: from the journal, the last machine's manifest and the inventory.
 
-    The inventory still has a command's last complete checkpoint when the manifest lists it as a mere output, or lists
-    a newer checkpoint of the same name that has not been downloaded yet.
+    The inventory is needed for a command's last complete checkpoint: the manifest may list it as an ordinary output, or
+    list a newer file of that name that was not downloaded yet.
     """
     manifest = inventory.remembered()
     recorded = [ManifestFile(**file) for record in records for file in _files_in(record)]  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[Manife
 
 
 def _files_in(record: Record) -> list[FileBrought]:
-    """Return the files that are at home according to a record."""
+    """Return the files that were on this computer according to a record."""
     match record.typed:
         case FilesBrought(files=files) | LegPlanned(files=files):
             return files
@@ -205,7 +206,7 @@ def _files_in(record: Record) -> list[FileBrought]:
 
 
 def _base_plan(context: Context) -> Plan:
-    """Return the plan that the user approved; SetupError if it cannot be read."""
+    """Return the plan that the user approved. Raise SetupError if it cannot be read."""
     try:
         return read_plan(context.folder)
     except (OSError, ValueError) as error:
@@ -215,7 +216,7 @@ def _base_plan(context: Context) -> Plan:
 
 @dataclass(frozen=True)
 class _Purse:
-    """What all machines until now cost at most, and what each cap leaves; None without such a cap."""
+    """The upper bound of what all machines so far cost, and what is left of each cap; None if that cap was not set."""
 
     spent: Micros
     left: Micros | None
@@ -223,9 +224,9 @@ class _Purse:
 
 
 def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
-    """Return what may still be spent; NoOffer where no cap bounds that, or nothing is left of one.
+    """Return what may still be spent. Raise NoOffer if no cap limits the cost, or if nothing is left of the cap.
 
-    An asking without a clear answer counts whole.
+    A create request without a clear reply counts with its worst case.
     """
     rentals, cap, most_hours = rentals_of(records), base.cap_micros, base.choices.max_gpu_hours
     if cap is None and most_hours is None:
@@ -234,7 +235,7 @@ def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
         raise NoOffer("move.unbounded", "The cost of the machines so far has no known upper limit.", hint=_CONTINUE)
     spent, hours = spent_at_most(state, records, state.leg + 1), gpu_hours_at_most(state, records, state.leg + 1)
     left = None if cap is None else left_of(cap, spent)
-    # Rounded down: all machines together stay within the cap as it was typed.
+    # Rounded down, so that all machines together stay within the cap that the user typed.
     left_hours = None if most_hours is None else floor(max(0.0, most_hours - hours) * 1e6) / 1e6
     if left is not None and left <= 0:
         what = f"The machines until now cost {format_usd(spent)} at most, of the cap of {format_usd(cap or spent)}."
@@ -252,7 +253,7 @@ def _rated(records: Sequence[Record]) -> Offer | None:
 
 
 def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, str], float]:
-    """Return until when each provider and region that took back two machines within an hour is skipped."""
+    """Return the regions that took back two machines within an hour, and until when to avoid each."""
     plans = [record.typed for record in records if isinstance(record.typed, LegPlanned) and record.typed.token]
     places = {plan.token: (plan.provider, plan.region) for plan in plans}
     if lost is not None:
@@ -272,14 +273,15 @@ def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, s
 def _found(
     base: Plan, standing: Standing, avoided: Mapping[tuple[str, str], float], state: RunState, context: Context
 ) -> tuple[list[Candidate], float]:
-    """Return the offers to continue on and when their prices were read, after a wait at $0 if there are none yet.
+    """Return the offers to continue on and when their prices were read. If there are none, wait, at no cost.
 
-    Return no offers when it is time to look for late machines. NoOffer, with the best price seen, after the last wait.
+    Return no offers if it is time to check for late machines. Raise NoOffer, with the cheapest offer seen, when the
+    wait is over.
     """
     clock, wait_s = context.clock, _wait_left_s(base, context, max(avoided.values(), default=0.0))
-    # A change of this computer's clock changes the wait only if it ends at a time of day (--until).
+    # If this computer's clock is set, the wait changes only with --until, which names a time of day.
     began_mono, best, silent = clock.monotonic(), "", list[str]()
-    # A request that was just refused is not repeated at once.
+    # A request that was just refused is not repeated immediately.
     due_s = _pause_s(state, context)
     with moving(context.folder, clock, "wait", max(1, ceil(wait_s))) as tell:
         while True:
@@ -304,9 +306,9 @@ def _found(
 
 
 def _pause_s(state: RunState, context: Context) -> float:
-    """Return the seconds until the next look at the offers: 0 after a machine's end, and more with each refusal.
+    """Return the seconds until the offers are read again: 0 after a machine's end, and more after each refusal.
 
-    A changed clock cannot make it longer.
+    A change of the clock cannot make the pause longer.
     """
     if state.phase is Phase.GONE:
         return 0.0
@@ -318,9 +320,9 @@ def _pause_s(state: RunState, context: Context) -> float:
 
 
 def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
-    """Return for how many more seconds the run waits, counted from the last machine's end or from its own beginning.
+    """Return for how many more seconds the run waits, counted from the last machine's end or from the run's beginning.
 
-    Without --wait it also waits until a skipped region may be used again.
+    Without --wait, the run waits at least until an avoided region may be used again.
     """
     choices, now_wall = base.choices, context.clock.wall()
     records = read_journal(context.folder.journal).records
@@ -334,7 +336,7 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
 
 
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
-    """Return the current offers of the plan's cards at its providers, and a sentence for each that does not answer."""
+    """Return the current offers at the plan's providers for its GPUs, and a message for each that does not answer."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
     agreed = dict[str, list[Offer]]()
     for offer in (candidate.offer for candidate in base.approved):
@@ -343,7 +345,7 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
         name, needs = known[0].provider, {need_of_offer(offer) for offer in known}
         try:
             provider = context.provider_of(name, known[0].region)
-            # What the catalogue does not have, as a cluster's nodes, is known from the plan.
+            # If the catalogue does not have an offer, such as a cluster's nodes, the plan's own offers are used.
             for need in sorted(needs, key=str):
                 for offer in provider.offers(need, rows_for(need, name) or known):
                     found[offer.provider, offer.type_id, offer.region, offer.tier, str(offer.spot)] = offer
@@ -358,7 +360,7 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
 def _shortened(
     base: Plan, standing: Standing, context: Context, lease: Lease, offer: Offer, cap: Micros | None
 ) -> Lease:
-    """Return a lease as its provider and what is left of a cap in GPU-hours allow it; see `LimitsJobs`."""
+    """Return a lease shortened to what its provider and the rest of a cap in GPU-hours allow; see `LimitsJobs`."""
     provider = context.provider_of(offer.provider, offer.region)
     if not isinstance(provider, LimitsJobs):
         return lease
@@ -367,13 +369,13 @@ def _shortened(
 
 
 def _best(offers: Sequence[Offer]) -> str:
-    """Return the lowest price of these offers, in words; "" without offers."""
+    """Return the cheapest of these offers in words: provider, label and rate; "" without offers."""
     best = min(offers, key=lambda offer: offer.rate_micros_per_hour, default=None)
     return f"best seen {best.provider} {best.label} {format_rate(best.rate_micros_per_hour)}" if best else ""
 
 
 def _no_machine(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
-    """Return the error that ends the run: the offers that were seen, and what continuing would take."""
+    """Return the error that ends the run, with the best offer seen and what the run would need to continue."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
     needs = needs_of(base, standing.left_micros, standing.left_gpu_hours)
@@ -385,7 +387,7 @@ def _no_machine(base: Plan, standing: Standing, best: str, silent: Sequence[str]
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
-    """Return the plan of a leg on the best candidate, with the others as alternatives."""
+    """Return the plan of a leg on the first candidate, with the others as alternatives."""
     update = {
         "leg": leg,
         "job": base.job.resumed(leg),
@@ -397,7 +399,7 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
 
 
 def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
-    """Write the plan of a leg; return the file's name and digest for the journal."""
+    """Write the plan of a leg; return the file's path in the run's folder and its digest, for the journal."""
     make_private(context.folder.legs)
     count = sum(record.event is Event.LEG_PLANNED for record in read_journal(context.folder.journal).records) + 1
     content = plan.to_json().encode()
@@ -406,9 +408,9 @@ def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
 
 
 def _begin_files(context: Context, records: Sequence[Record]) -> None:
-    """Keep the files of earlier machines at home, and start the next machine's download allowance anew.
+    """Protect the files of earlier machines on this computer, and reset the egress count for the next machine.
 
-    Its downloads replace only older checkpoints, as always; the best checkpoint of an earlier machine is kept.
+    Later downloads replace only older checkpoints, as always. The best checkpoint of an earlier machine is kept.
     """
     with suppress(GpurunError):
         inventory = Inventory(context.folder)

@@ -1,4 +1,4 @@
-"""Upload the shards to the bucket before anything is rented. Files that the bucket has are not sent again."""
+"""Upload the shards to the bucket before anything is rented. Files that the bucket already has are not sent again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE_S = 900.0
 
 
 def stage(state: RunState, context: Context) -> Iterator[Note]:
-    """Read every file worth staging once, and upload those that the bucket lacks.
+    """Read every file that is large enough to stage, and upload those that the bucket lacks.
 
     Wait for a bucket that does not answer, because nothing is billed yet. Raise SetupError if the bucket refuses, or if
     this home cannot note which files were sent.
@@ -44,7 +44,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     yield StageIntended(url=str(bucket.address), files=len(files), bytes=_total(files))
     started = context.clock.monotonic()
     _patiently(state, context, bucket.look)
-    # This also finds a key without write access, even if the bucket has every file.
+    # Writing the marker also detects a key without write access when the bucket already has every file.
     _patiently(state, context, partial(bucket.put, _marker(bucket, context), _marker_content(context)))
     try:
         with moving(context.folder, context.clock, "stage", _total(files)) as tell:
@@ -76,7 +76,7 @@ def _marker(bucket: Bucket, context: Context) -> str:
 
 
 def _marker_content(context: Context) -> bytes:
-    """Return the content of the file that names the folder's run; it has no secrets."""
+    """Return the content of the file that names the run in its folder in the bucket. It contains no secrets."""
     plan = hashlib.sha256(context.folder.plan.read_bytes()).hexdigest()
     return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
 
@@ -91,9 +91,9 @@ def _patiently(
 
 
 class _Staging:
-    """Uploads one run's files.
+    """Uploads one run's files to the bucket.
 
-    `there_files` and `there_bytes` count files found in the bucket, `sent_bytes` those sent.
+    `there_files` and `there_bytes` count what the bucket already had; `sent_bytes` counts what was sent.
     """
 
     def __init__(self, state: RunState, context: Context, bucket: Bucket, tell: Tell) -> None:
@@ -103,7 +103,7 @@ class _Staging:
         self._counting = threading.Lock()
 
     def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, FileDigests]]:
-        """Yield every file with its digests, in order. Several files are read at the same time."""
+        """Yield every file with its digests, in this order. Several files are read at the same time."""
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             yield from zip(
                 files, pool.map(partial(digests_of, raise_if_stopped=self._raise_if_stopped), files), strict=True

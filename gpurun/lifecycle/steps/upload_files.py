@@ -34,23 +34,23 @@ from gpurun.remote.s3.staged_files import StagedFile, read_staged
 from gpurun.view.number_format import format_bytes, format_duration
 
 PATIENCE_S = 60.0
-"""Seconds to wait for a bucket: a minute of the machine costs less than sending its files from here."""
+"""Seconds to wait for a bucket. A longer wait could cost more than sending the files from this computer."""
 
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
-    """Send the pack to the agent in parts. The agent puts it in place only when all of it is verified."""
+    """Send the pack to the agent in parts. The agent puts the files in place only when all of them are verified."""
     require_planned_program(context.plan, context.trainer)
     seen = survey_run_files(context.plan, context.trainer)
     yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(get_instance(state))
-    pack, pulled = Pack(seen), PullResult()  # A retry sends only what the agent has not verified yet.
+    pack, pulled = Pack(seen), PullResult()  # A retry sends only the files that the agent has not verified yet.
     if context.plan.data.public:
         _download(state, context, far)
     yield from pull_staged(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
-    if pulled.missing_bytes:  # Sending these files over SSH may take training time.
+    if pulled.missing_bytes:  # Sending these files over SSH may use up training time.
         patience.limit_s += context.plan.lease.train_s
     with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
 
@@ -73,7 +73,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _download(state: RunState, context: Context, far: FarSide) -> None:
-    """Let the machine download the public shards. Raise NoOffer if that takes more than twice the planned time."""
+    """Let the machine download the public shards. Raise NoOffer if it fails or takes twice the planned time."""
     data, came, began_mono = context.plan.data, PullResult(), context.clock.monotonic()
     limit_s = SHIP_START_S + 2 * download_s(data.public_bytes)
     patience = Patience(state, context, limit_s=limit_s)
@@ -101,7 +101,7 @@ def _download(state: RunState, context: Context, far: FarSide) -> None:
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
-    """Raise SetupError if the upload would not leave a tenth of its size free on the machine's disk."""
+    """Raise SetupError unless the machine's free disk space is at least 1.1 times the size of the upload."""
     free, needed = state.facts.get("disk_free_bytes"), size * 11 // 10
     if isinstance(free, int) and needed > free:
         ask_gb = disk_gb + ceil((needed - free) / 1e9)
@@ -115,8 +115,8 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
 def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: PullResult) -> Iterator[Note]:
     """Let the machine pull the pack's staged files from the bucket, and collect the results in `came`.
 
-    Failures are recorded, not raised, because the files are then sent over SSH. Only errors that SSH would not fix are
-    raised: a full disk on the machine (FarRefusal), a lost machine, a stop request.
+    Failures are recorded, not raised, because the files are then sent over SSH. Only errors that also prevent an upload
+    over SSH are raised: a full disk on the machine (FarRefusal), a lost machine, a stop request.
     """
     files = _staged_of(state, context, pack)
     if not files:
@@ -144,7 +144,8 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
         if refusal.reason == "disk_full":
             raise
         yield _over_ssh_note("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
-    except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will show it.
+    # If the machine itself is lost, the upload over SSH will detect that.
+    except (SetupError, BucketLost, TrainingFailed) as error:
         yield _over_ssh_note("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
     else:
         yield from _failure_notes(files, came)
@@ -153,7 +154,7 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
 
 
 class _Pace:
-    """Measures how fast the bucket delivers, and abandons it only if SSH would be faster."""
+    """Measures how fast the bucket delivers, and gives up on the bucket only if SSH would be faster."""
 
     def __init__(self, came: PullResult, context: Context) -> None:
         self._came, self._clock, self._uplink = came, context.clock, context.plan.uplink
@@ -161,11 +162,11 @@ class _Pace:
         self._since_bytes = 0
 
     def require_speed(self) -> None:
-        """Raise SetupError `stage.slow` if the last PATIENCE_S delivered less than an upload over SSH would have."""
+        """Raise SetupError `stage.slow` if less arrived in the last PATIENCE_S than SSH would have sent."""
         now_mono, came_bytes = self._clock.monotonic(), self._came.sent_bytes
         was_away, self._heard_mono = now_mono - self._heard_mono > AWAY_S, now_mono
         seconds, brought_bytes = now_mono - self._since_mono, came_bytes - self._since_bytes
-        if was_away:  # After a closed lid or a lost line, start a new measurement.
+        if was_away:  # After this computer slept or the connection broke, start a new measurement.
             self._since_mono, self._since_bytes = now_mono, came_bytes
         elif seconds >= PATIENCE_S:
             if 8 * brought_bytes < self._uplink.bits_per_s * seconds:
@@ -175,7 +176,7 @@ class _Pace:
 
 
 def _pull_tries(came: PullResult, context: Context) -> Iterator[None]:
-    """Yield once per try. Continue while the machine cannot reach the bucket, until nothing arrived for PATIENCE_S."""
+    """Yield once per try. Retry while the machine cannot reach the bucket, until nothing has arrived for PATIENCE_S."""
     retry, sent_bytes = Retry(context.clock, AGAIN_S, limit_s=PATIENCE_S), came.sent_bytes
     while True:
         yield
@@ -188,7 +189,7 @@ def _pull_tries(came: PullResult, context: Context) -> Iterator[None]:
 
 
 def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
-    """Return the pack's staged files that have not changed here, and give the pack their digests."""
+    """Return the pack's staged files that have not changed on this computer, and give the pack their digests."""
     staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
     by_name, raise_if_stopped = (
         {file.name: file for file in pack.survey.files},
@@ -201,9 +202,9 @@ def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile
 
 
 def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[], None]) -> bool:
-    """Return whether a file is as it was staged.
+    """Return whether a file has the same content as when it was staged.
 
-    A touched file is read again, which is faster than sending it over SSH.
+    If only its size still agrees, it is read again, which is faster than sending it over SSH.
     """
     return staged.is_of(file) or (
         staged.bytes == file.bytes and digests_of(file, raise_if_stopped).sha256 == staged.sha256
@@ -227,7 +228,7 @@ def _is_failed(file: StagedFile, came: PullResult, code: str, message: str) -> b
 
 
 def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: PullResult) -> Iterator[Note]:
-    """Remove altered or absent files from the bucket's index, so that the next run stages them again."""
+    """Remove files that were altered or absent from the bucket's index, so that the next run stages them again."""
     spoilt = [f for f in files if (why := came.failed.get(f.sha256)) and why.code in ("altered", "absent")]
     for file in {file.sha256: file for file in spoilt}.values():
         try:

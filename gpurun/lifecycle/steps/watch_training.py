@@ -1,7 +1,7 @@
-"""Start the trainer on the instance and watch it. The agent works alone; this step only reads and passes on stops.
+"""Start the trainer on the instance and watch it. The agent works alone; this step only reads and forwards stops.
 
 After the first training steps, the measured throughput replaces the plan's estimate and is compared with cap and lease.
-That changes only the forecast: neither the lease nor the cost grows.
+That changes only the forecast; neither the lease nor the highest cost grows.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
-"""After the last step, wait this share of the time since then between two polls, so that the end is seen soon."""
+"""The time between two polls after the last training step, as a share of the time since that step."""
 SILENCE_S = 60.0
 PAUSE_S = 30.0
 MARGIN = 1.05
-"""A suggested cap allows 5 % more time than was measured."""
-GRACE_S = 15.0  # Time for the agent to end the trainer and report it.
+"""The factor on the measured time for a suggested cap: it allows 5 % more."""
+GRACE_S = 15.0  # Time for the agent to end the trainer and report its end.
 
 
 def start_job(state: RunState, context: Context) -> Iterator[Note]:
-    """Start the trainer as a detached process. Repeating the request does not start a second one."""
+    """Start the trainer as a detached process. Repeating the request does not start a second process."""
     far, patience, pushed = context.reach(get_instance(state)), Patience(state, context), state.pushed
     try:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
         yield Incident(code="stage.no_push", message=message)
-    # The intent has the folder too, so that checkpoints are found even if the start's reply is lost.
+    # The intent also has the folder, so that checkpoints are found even if the reply to the start is lost.
     place: Json = {"pushed": pushed} if pushed else {}
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: Json = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
@@ -70,15 +70,16 @@ def start_job(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:
-    """Copy events and log until the trainer has ended, and pass recorded stops on to the agent.
+    """Copy events and log until the trainer has ended, and forward recorded stops to the agent.
 
-    An unreachable machine may be alive, so only the provider, the lease or the agent's report ends the watch. Raise
-    StoreFull if the copies here cannot be read or written; training continues without them.
+    A machine that cannot be reached may still run, so only the provider, the lease, the agent's report or the user's
+    own limit ends the watch. Raise StoreFull if the local copies cannot be read or written; training continues without
+    them.
     """
     instance = get_instance(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
-    is_attended = context.plan.job.is_attended  # Users may change their files later, so each state is downloaded.
+    is_attended = context.plan.job.is_attended  # Users may change their files later, so each version is downloaded.
     budget = EgressBudget.from_plan(context.folder, context.plan)
     source = far if context.brings_early and (is_elsewhere or is_attended) else None
     with BackgroundDownload(source, context.folder, budget, context.clock, is_attended) as background:
@@ -126,7 +127,7 @@ def _watch(
             context.clock.sleep(POLL_S)
             continue
         except FarRefusal:
-            # One bad reply (for example out of memory) does not end a training; a minute of bad replies does.
+            # One bad reply (for example when memory is short) does not end a training; a minute of bad replies does.
             if hearing.is_refused_too_long():
                 raise
             context.clock.sleep(POLL_S)
@@ -138,7 +139,7 @@ def _watch(
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
-        # Accept the end only when all output is here, but do not pay for an endless flood of output.
+        # Accept the end only when all output has arrived, but do not pay for endless output.
         if (
             drain.may_continue(poll)
             if poll.status.state == "exited"
@@ -166,9 +167,9 @@ def _watch(
 
 
 def _lost_machine(why: str, state: RunState, context: Context) -> Iterator[Note]:
-    """Yield the end of a training whose machine no longer runs.
+    """Yield how the training ended if its machine no longer runs.
 
-    A cluster job's folder may show that training was done.
+    The folder of a cluster's job may show that the training was completed before.
     """
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
     message = f"the machine {get_instance(state).id} no longer runs: {why}"
@@ -181,23 +182,23 @@ def _lost_machine(why: str, state: RunState, context: Context) -> Iterator[Note]
 
 
 def _is_signalled(ended: TrainObserved, status: Status) -> bool:
-    """Return whether a signal ended the job before it was done: the end of a machine sends one to all that runs there.
+    """Return whether a signal ended the job before it was done. A machine that ends sends one to all of its processes.
 
-    A shell reports the signal of its command by an exit code.
+    A shell reports the signal of its command as an exit code.
     """
     by_signal = status.signal == SIGTERM or status.exit_code == 128 + SIGTERM
     return ended.outcome == "failed" and (ended.reason == "signal" or by_signal)
 
 
 def _is_ending(state: RunState, context: Context) -> bool:
-    """Return whether the provider says that the run's machine no longer runs, or is about to end."""
+    """Return whether the provider reports that the run's machine no longer runs, or is about to end."""
     with suppress(Unknown, Rejected, SetupError):
         return context.provider.read(get_instance(state).id).state is not InstanceState.RUNNING
     return False
 
 
 def _as_lost(ended: TrainObserved, why: str, state: RunState, context: Context) -> TrainObserved:
-    """Return the end of a training whose machine ended, and with it the job; who ended it decides what follows."""
+    """Return the record of a training that ended with its machine; it states whether the user ended the machine."""
     is_by_user = context.is_ended_by_user(state)
     lost = {"outcome": "lost", "reason": CANCELLED if is_by_user else "lost", "exit_code": None}
     return ended.model_copy(update={**lost, "message": why + BY_USER if is_by_user else why})
@@ -213,14 +214,14 @@ def _last_poll(tail: Tail, context: Context) -> TrainObserved:
 
 
 def _reserve_s(context: Context) -> float:
-    """Return the seconds of the lease that the watch leaves for the download."""
+    """Return the seconds of the lease that the watch step leaves for the download."""
     return context.collect_s - min(GRACE_S, context.collect_s / 4)
 
 
 def _send_stop(far: FarSide, how: str) -> str:
-    """Tell the agent to stop, and return `how`.
+    """Request a stop from the agent, and return `how`.
 
-    Return "" if the agent was not reached, so that the caller repeats it.
+    Return "" if the agent was not reached, so that the caller repeats the request.
     """
     try:
         far.stop(now=how != "save", reason="user")
@@ -233,7 +234,7 @@ class Hearing:
     """Measures how long the agent was silent, and decides when to poll again.
 
     After the last training step it polls more often, because idle time is billed. Silence is counted up to the poll,
-    not up to the reading of its reply, because a reply may have arrived while the laptop slept.
+    not up to the reading of its reply, because this computer may have slept before it read the reply.
     """
 
     def __init__(self, context: Context) -> None:
@@ -244,18 +245,21 @@ class Hearing:
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
-        """Note the time of a poll."""
+        """Note when a poll is sent."""
         self._asked_mono = self._clock.monotonic()
 
     def is_refused_too_long(self) -> bool:
-        """Count a refusal. Return whether the agent has only refused for SILENCE_S, without an outage in between."""
+        """Count a refusal. Return whether the agent has only refused for SILENCE_S, without a pause over PAUSE_S."""
         if self._asked_mono - self._refused_last_mono > PAUSE_S:
             self._refused_mono = self._asked_mono
         self._refused_last_mono = self._asked_mono
         return self._asked_mono - self._refused_mono > SILENCE_S
 
     def hear(self, poll: Poll, events: Iterable[TrainerEvent]) -> None:
-        """Process a reply and its events. Every event after the last step has that step's number."""
+        """Process a reply and its events.
+
+        The first event with the number of the last step counts as the end of the training steps.
+        """
         self._refused_last_mono = float("-inf")
         if poll.status.wall != self._beat:
             self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
@@ -264,7 +268,7 @@ class Hearing:
             self._ending_mono = self._clock.monotonic()
 
     def is_silent(self) -> bool:
-        """Return whether the agent's last heartbeat is older than SILENCE_S."""
+        """Return whether the agent's status has not changed for SILENCE_S."""
         return self._asked_mono - self._beat_mono > SILENCE_S
 
     def pause_s(self) -> float:
@@ -284,24 +288,25 @@ class Rating:
         self._is_reported = state.rated
         self._measured: MeasuredSpeed | None = None
         if not self._is_reported:
-            with suppress(OSError):  # Events from before a restart; later events suffice.
+            # Events from before a restart of the supervisor; if they cannot be read, later events suffice.
+            with suppress(OSError):
                 for event in events_of(context.folder.events):
                     self._meter.take(event)
 
     def hear(self, new: Iterable[TrainerEvent]) -> None:
-        """Process the trainer's new events; the last measurement counts."""
+        """Process the trainer's new events. The last measurement counts."""
         for event in () if self._is_reported else new:
             self._measured = self._meter.take(event) or self._measured
 
     def notes(self, state: RunState) -> Iterator[Note]:
-        """Yield the record of the speed once, as soon as it is known."""
+        """Yield the record of the speed as soon as the speed is known, once."""
         if self._measured is not None and not self._is_reported:
             self._is_reported = True
             yield verdict(self._measured, state, self._context)
 
 
 def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateObserved:
-    """Return the forecast from the measured speed: when training ends, at which step, and at what cost."""
+    """Return the forecast from the measured speed: whether training finishes, its last step, and the cost."""
     plan, lease = context.plan, context.plan.lease
     limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)
     if lease.hours_s is not None:

@@ -1,1 +1,1 @@
-"""Makes and checks evidence cards: a run's evidence in one file, which can be checked against a class's roster."""
+"""Makes and checks evidence cards, each of which has a run's evidence in one file."""

@@ -1,6 +1,6 @@
 """Packs and reads an evidence card: a zip with a run's evidence, whose files and digests card.json lists.
 
-A card is untrusted: file names for unpacking do not come from the card, each file is read only up to a limit, and a
+A card is untrusted. File names for unpacking do not come from the card, each file is read only up to a limit, and a
 file that is not a card is refused with a reason. docs/FORMATS.md has the format.
 """
 
@@ -37,9 +37,12 @@ _CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safeten
 _OUTPUT = re.compile(
     r"outputs/(?:(?!\.)[A-Za-z0-9._-]{1,80}/){0,6}(?!\.)[A-Za-z0-9._-]{1,80}\.(?:pt|pth|ckpt|safetensors|bin)"
 )
-"""The usual suffixes of checkpoints, by which a command's checkpoints are recognised."""
+"""The usual suffixes of checkpoints, by which the checkpoints of a command are recognised."""
 MOST_OUTPUTS, MOST_SHARDS = 50, 100
-"""The most checkpoints of a command in a card; with a card's other files there are fewer than `MOST_ENTRIES`."""
+"""The most checkpoints of a command, and the most shards, in a card.
+
+With its other files, a card then has fewer than `MOST_ENTRIES` entries.
+"""
 _SHARD = re.compile(r"data/(?!\.)[A-Za-z0-9._-]{1,80}")
 MOST_STATE_BYTES = 1 << 20
 MOST_ENTRIES = 200
@@ -47,19 +50,19 @@ MOST_SHARD_BYTES = 64 << 20
 """The limit for the shards in a card: enough for a learner's text, but not for a corpus."""
 MOST_WEIGHTS_BYTES = 4 << 30
 MOST_DENSE = 8
-"""The factor by which a file may grow when it is unpacked, not counting shards."""
+"""The factor by which the files of a card may grow when they are unpacked, apart from shards."""
 _ABSOLUTE = re.compile(rb'"(?:~?/[^"/]+/|[A-Za-z]:\\\\)')
 _END, _END_BYTES = b"PK\x05\x06", 22
-_STAMP = (1980, 1, 1, 0, 0, 0)  # A fixed time, so that the same run gives the same bytes.
+_STAMP = (1980, 1, 1, 0, 0, 0)  # A fixed time, so that packing the same run gives the same bytes.
 
 
 class NoCard(Malformed):
-    """The error for a file that is not accepted as a card; its text is a sentence without a full stop."""
+    """The error for a file that is not accepted as a card. Its text is a sentence without a full stop."""
 
 
 @dataclass
 class EvidenceCard:
-    """A card that was read: its small files by name. Weights and shards remain in the zip until they are needed."""
+    """A card that was read. `files` has its small files by name; weights and shards remain in the zip until needed."""
 
     path: Path
     files: dict[str, bytes]
@@ -68,9 +71,10 @@ class EvidenceCard:
     """The digests of the files that remain in the zip: checkpoints and shards."""
 
     def unpack_large(self, folder: Path) -> None:
-        """Write weights and shards to a folder, under gpurun's own names; NoCard if one differs from the card's list.
+        """Write weights and shards to a folder, under gpurun's own names. Raise NoCard if one differs from card.json.
 
-        Such files do not compress well, so a file that grows a lot when it is unpacked was made to fill the disk.
+        Such files compress badly, so a file that grows a lot when it is unpacked was made to fill the disk, and is
+        refused.
         """
         with open_regular(self.path) as file, _open_zip(file) as archive:
             left = MOST_DENSE * file.seek(0, 2) + MOST_SHARD_BYTES
@@ -96,8 +100,9 @@ def pack_card(
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """Return the bytes of a run's card, and the files that were left out, each with the reason.
 
-    `private` are folders of this computer that must not appear in a card; `data` is the folder of the shards. `secrets`
-    has the encoded forms of each secret's value, keyed by the secret's name; UsageError if a file contains one.
+    `private` are folders of this computer that must not appear in a card. `data` is the folder of the shards. `secrets`
+    has the encoded forms of each secret's value, keyed by the secret's name. Raise UsageError if a file contains one of
+    them.
     """
     sources = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
     files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in sources.items() if path.is_file()}
@@ -120,7 +125,7 @@ def pack_card(
 
 
 def _refuse_secrets(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
-    """Raise UsageError if a file contains a secret's value; tensors and tokens are not searched."""
+    """Raise UsageError if a file contains a secret's value. Files of tensors and tokens are not searched."""
     texts = {name: source for name, source in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
     for secret, forms in secrets.items():
         for name, source in texts.items():
@@ -135,7 +140,7 @@ def _refuse_secrets(files: Mapping[str, bytes | Path], secrets: Mapping[str, Seq
 def _checkpoint_files(
     run: RunFolder, predicate: Mapping[str, Any], *, with_checkpoint: bool
 ) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) for the downloaded checkpoints' files; without `with_checkpoint`, only the last state."""
+    """Yield (name, path) for the downloaded checkpoints' files; without `with_checkpoint`, only the last state file."""
     files = [entry for entry in predicate["checkpoint"]["files"] if entry["kind"] in ("weights", "optimizer", "state")]
     last = max((entry["step"] for entry in files), default=None)
     for entry in files:
@@ -145,7 +150,7 @@ def _checkpoint_files(
 
 
 def _saved_models(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
-    """Return the checkpoints among a command's outputs, newest first; and the omitted checkpoints, with the reason."""
+    """Return the checkpoints among a command's outputs, newest first, and those left out, each with the reason."""
     files = [file for file in predicate["checkpoint"]["files"] if is_saved_model(file)]
     taken, left_out, left = dict[str, bytes | Path](), dict[str, str](), MOST_WEIGHTS_BYTES
     for file in sorted(files, key=lambda file: -(file["step"] or 0)):
@@ -170,7 +175,7 @@ def is_saved_model(file: Mapping[str, Any]) -> bool:
 
 
 def without_values(plan: Any) -> Any:
-    """Return a plan's data without the values of the command's variables, because other people read a card."""
+    """Return a plan's data without the values of the command's variables, because other people will read the card."""
     command = plan.get("command")
     return {**plan, "command": {**command, "env": dict.fromkeys(command["env"], "")}} if command else plan
 
@@ -178,7 +183,7 @@ def without_values(plan: Any) -> Any:
 def without_paths(value: Any) -> Any:
     """Return a plan's data with each absolute path shortened to its last part, because the rest is private.
 
-    The recipe is not changed, because the journal has its digest.
+    The recipe is not changed, because the journal has its digest. Notes and warnings are removed.
     """
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if key not in ("notes", "warnings")}
@@ -223,7 +228,7 @@ def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_card(path: Path) -> EvidenceCard:
-    """Read a card's small files; NoCard if the file is not a card. Limits on the files' sizes also limit the time."""
+    """Read a card's small files. Raise NoCard if the file is not a card. The size limits also limit the time."""
     card = read_listed(path)
     if RECEIPT not in card.files or KEY not in card.files:
         raise NoCard("it has no receipt, or no public key; a notebook's evidence first needs `gpurun import`")
@@ -231,7 +236,7 @@ def read_card(path: Path) -> EvidenceCard:
 
 
 def read_listed(path: Path) -> EvidenceCard:
-    """Read a file in the same format that may lack a receipt, such as a notebook's evidence (docs/FORMATS.md)."""
+    """Read a file in the card's format that may lack a receipt, such as a notebook's evidence (docs/FORMATS.md)."""
     try:
         with open_regular(path) as file, _open_zip(file) as archive:
             names = [member.filename for member in archive.infolist()]
@@ -249,7 +254,7 @@ def read_listed(path: Path) -> EvidenceCard:
         if isinstance(error, NoCard):
             raise
         raise NoCard(f"it is not a valid zip file of a card ({type(error).__name__})") from error
-    except Exception as error:  # zlib.error has no other base class.
+    except Exception as error:  # zlib.error is derived directly from Exception.
         raise NoCard(f"it is damaged ({type(error).__name__})") from error
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != listed[name].get("sha256"):
@@ -260,7 +265,7 @@ def read_listed(path: Path) -> EvidenceCard:
 
 
 def _open_zip(file: Any) -> zipfile.ZipFile:
-    """Open the zip after checking the number of entries in its end record, because zipfile reads all of them."""
+    """Open the zip. First check the number of entries in its end record, because zipfile reads all entries."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END_BYTES - 65_535))
     tail = file.read()
@@ -295,7 +300,7 @@ def _read_limit(name: str) -> int:
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Return a file's bytes; NoCard if there are more than `most`, whatever size its header states."""
+    """Return a file's bytes. Raise NoCard if there are more than `most`, whatever size the zip states."""
     with archive.open(name) as member:
         content = member.read(most + 1)
     if len(content) > most:

@@ -1,4 +1,4 @@
-"""Collects what a card shows in addition to the receipt: device, losses, code, and a quoted sample."""
+"""Collects what a card shows in addition to the receipt: code, device, losses, and a quoted sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CardAdditions:
 def card_additions(
     folder: RunFolder, plan: Plan, predicate: Mapping[str, Any], private: Sequence[str]
 ) -> CardAdditions:
-    """Return the additions to a run's card, read from its folder; `private` are folders that must not appear in a card.
+    """Return the additions to a run's card, read from its folder. `private` are folders that must not appear in a card.
 
     Log lines are shown as quotations, because their content is not checked.
     """
@@ -73,7 +73,8 @@ def _quotable_lines(log: Path) -> tuple[list[str], list[str]]:
     sample: list[str] = []
     is_sample = False
     for line in lines_of(log):
-        if _SAMPLE.match(line) and not (is_sample and len(sample) == 1):  # A title may precede the label.
+        # The label may follow a title that also matches.
+        if _SAMPLE.match(line) and not (is_sample and len(sample) == 1):
             sample, is_sample = [line], True
         elif is_sample and (_AFTER_SAMPLE.match(line) or len(sample) == _MOST_SAMPLE_LINES):
             is_sample = False
@@ -87,14 +88,14 @@ def _quotable_lines(log: Path) -> tuple[list[str], list[str]]:
 
 
 def _shareable_lines(lines: Sequence[str], private: Sequence[str]) -> Iterator[str]:
-    """Yield lines without private paths and control characters."""
+    """Yield the lines without control characters. A line with a private path is replaced by a note."""
     for line in lines:
         own = any(len(folder) > 1 and folder in line for folder in private)
         yield _PRIVATE if own else plain_line(line.strip("\r\n"))
 
 
 def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the machine's report on torch and its GPUs, from before the run began."""
+    """Yield a sentence about torch and the GPUs, as the machine reported them before the run began."""
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch = hello.get("torch") or {}
     if not torch.get("version"):

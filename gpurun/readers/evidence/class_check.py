@@ -1,7 +1,7 @@
 """Checks a folder of cards, compares the cards with one another, and compares them with their class.
 
-Each card is audited like a run of a home, from the card's own files. If two cards share something that should be
-unique, both have a problem, because the files do not show which card is the copy.
+Each card is audited like a run of a home, from the card's own files. If two cards share something that must be unique,
+both have a problem, because the files do not show which of them is the copy.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _DAY_S = 86_400.0
 class CardRow:
     """The row of one file in the folder, or of one learner without a file.
 
-    `notes` are warnings, which count as problems under --strict. `checked` lists what was recomputed. `replayed` is how
-    much of the training was repeated: "all", "3 spans", "nothing", or "" if no replay was requested. `marks` describe
-    properties that must be unique. `weights` and `saved` are digests: of a trainer's weights, and of a command's
-    checkpoints.
+    `notes` are warnings, which count as problems under --strict. `checked` lists what was recomputed. `replayed` states
+    how much of the training was repeated: "all", "3 spans", "nothing", or "" if no replay was requested. `marks`
+    describe properties that must be unique. `weights` and `saved` are digests: of a trainer's weights, and of a
+    command's checkpoints.
     """
 
     file: str
@@ -75,7 +75,7 @@ class CardRow:
     weights: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
-    """The id of the receipt's chain, its position there, and the digest of the previous receipt."""
+    """The id of the receipt's chain, the receipt's position in it, and the digest of the previous receipt."""
     predicate: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,8 +88,8 @@ def check_class(
 ) -> list[CardRow]:
     """Return a row for each file, in order, followed by a row for each learner of the class without a file.
 
-    `official` is the sha256 of the official trainer. `on_row` is called with each row after its card was checked; the
-    cards are compared with one another only after that.
+    `official` is the sha256 of the official trainer. `on_row` is called with each row once its card was checked. The
+    cards are compared with one another after that.
     """
     rows = []
     for path in cards:
@@ -119,7 +119,7 @@ def _check_card(path: Path, roster: Roster | None, official: str) -> CardRow:
 
 
 def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
-    """Create a run's folder with only the card's small files, and return it; NoCard for an invalid run name."""
+    """Create a run's folder with only the card's small files, and return it. Raise NoCard for an invalid run name."""
     statement = parse_object(payload_of(parse_object(card.files[RECEIPT])))
     name = statement["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
@@ -216,7 +216,7 @@ def _differences(task: ClassTask, row: CardRow) -> Iterator[str]:
 
 
 def _compare_cards(rows: Sequence[CardRow], *, is_class: bool) -> None:
-    """Add a problem to cards that share what must be unique: challenge, key, rental, log, receipt, weights."""
+    """Add a problem to cards that share what must be unique: challenge, key, rental, log, receipt or weights."""
     judged = _latest_runs(_without_duplicates([row for row in rows if row.predicate]))
     for mark, owners in _groups_sharing((mark, row) for row in judged for mark in row.marks):
         _add_problem(owners, f"{mark} is shared with {{others}}")
@@ -241,7 +241,7 @@ def _compare_cards(rows: Sequence[CardRow], *, is_class: bool) -> None:
 
 
 def _without_duplicates(rows: Sequence[CardRow]) -> list[CardRow]:
-    """Return the rows with only one of each set of identical cards; a card's owner is known from its challenge."""
+    """Return the rows with only one of each set of identical cards. The challenge shows to whom a card belongs."""
     for _, owners in _groups_sharing((row.receipt_sha256, row) for row in rows):
         for row in owners:
             files = [other.file for other in owners if other is not row]
@@ -250,7 +250,7 @@ def _without_duplicates(rows: Sequence[CardRow]) -> list[CardRow]:
 
 
 def _latest_runs(rows: Sequence[CardRow]) -> list[CardRow]:
-    """Return the rows with only the last of several runs that one key signed for a challenge; these are not copies."""
+    """Return the rows without earlier runs by the same key for the same challenge, which are not copies."""
     counted = {row.receipt_sha256: row for row in rows}
     for _, owners in _groups_sharing(((row.challenge, row.place[0]), row) for row in rows if row.challenge):
         last = max(owners, key=lambda row: row.place[1])

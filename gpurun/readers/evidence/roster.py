@@ -1,7 +1,6 @@
 """Defines a class: its learners, and a challenge for each learner.
 
-A challenge is random, so a run with it cannot have existed before the challenge was handed out, and cannot be another
-learner's run.
+A challenge is random. A run with it therefore cannot be older than the challenge, and cannot be another learner's run.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ OFFICIAL = "official"
 MOST_STUDENTS = 10_000
 _DIGEST = re.compile("[0-9a-f]{12,64}")
 _MOST_BYTES = 4 << 20
-_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # No characters that are confused when read from a blackboard.
+# Without characters that are easily confused when they are read from a blackboard.
+_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 
 
 class Student(Frozen):
-    """A learner's name, as the teacher wrote it, and challenge."""
+    """A learner: the name as the teacher wrote it, and the challenge."""
 
     name: str
     challenge: str
@@ -38,8 +38,8 @@ class Student(Frozen):
 class ClassTask(Frozen):
     """What a class must train. A card that differs has a problem; a field that is not set is not checked.
 
-    `steps` is the number of steps that are planned and trained. `data` is the sha256 of the shards in a receipt, or the
-    beginning of it. `trainer` is "official", or the sha256 of a modified trainer.
+    `steps` is the number of steps that must be planned and trained. `data` is the sha256 of the shards in a receipt, or
+    its beginning. `trainer` is "official", or the sha256 of a modified trainer, or its beginning.
     """
 
     recipe: str = ""
@@ -49,7 +49,7 @@ class ClassTask(Frozen):
 
 
 class Roster(Frozen):
-    """A class that `roster new` made at `made_wall`; a run that is older cannot belong to the class."""
+    """A class that `roster new` made at `made_wall`. A run that is older cannot belong to the class."""
 
     v: Literal[1] = 1
     name: str
@@ -59,7 +59,7 @@ class Roster(Frozen):
 
 
 def new_roster(name: str, students: Sequence[str], wall: float, task: ClassTask = ClassTask()) -> Roster:  # noqa: B008 - frozen
-    """Return a class with a random challenge for each learner; UsageError for an invalid name or task."""
+    """Return a class with a random challenge for each learner. Raise UsageError for an invalid name or task."""
     if not CLASS_NAME.fullmatch(name):
         what = f"{name!r} cannot be the name of a class."
         raise UsageError("roster.name", what, hint="Use letters, digits, dots and dashes, at most 40: ml-2026.")
@@ -82,7 +82,7 @@ def _check_task(task: ClassTask) -> None:
 
 
 def read_students(path: Path) -> list[str]:
-    """Return the names in a file, one per line, without blank lines; UsageError for none, or for a repeated name."""
+    """Return the names in a file, one per line, without blank lines. Raise UsageError for none, or a repeated name."""
     try:
         text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ def read_students(path: Path) -> list[str]:
 
 
 def read_roster(path: Path) -> Roster:
-    """Read a class from its file; UsageError if the file is not a roster."""
+    """Read a class from its file. Raise UsageError if the file is not a roster."""
     try:
         return Roster.from_json(read_regular(path, _MOST_BYTES))
     except (OSError, ValidationError) as error:

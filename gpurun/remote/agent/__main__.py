@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpurun.remote.agent.system import Answer, Json
 
-# The module of each verb; only the requested one is imported, so that a poll stays fast.
+# The module of each verb. Only the requested module is imported, so that a poll is fast.
 VERBS = {
     "hello": "probe",
     "imports": "probe",
@@ -43,13 +43,13 @@ VERBS = {
 
 
 def do(verb: str, root: str, options: Json) -> Answer:
-    """Run one verb; KeyError if it does not exist."""
+    """Run one verb. Raise KeyError if it does not exist."""
     answer: Answer = getattr(import_module("gpurun.remote.agent." + VERBS[verb]), verb)(root, options)
     return answer
 
 
 def main(words: List[str]) -> int:
-    """Run the verb in `words`, print its answer, and return the exit code."""
+    """Run the verb in `words`, print its reply, and return the exit code."""
     import errno
 
     options: Json = {}
@@ -61,7 +61,7 @@ def main(words: List[str]) -> int:
         root = os.path.realpath(options["root"])
         for folder in ("agent", "out"):
             os.makedirs(path_in(root, folder), exist_ok=True)
-        if words[0] != "keep":  # The only verb that no client sends.
+        if words[0] != "keep":  # `keep` is the only verb that no client sends.
             note_call(root)
         answer, content = do(words[0], root, options)
     except Refusal as refusal:
@@ -75,7 +75,7 @@ def main(words: List[str]) -> int:
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     for block in [content] if isinstance(content, bytes) else content:
         sys.stdout.buffer.write(block)
-        if root:  # Part by part, so that a client that reads a long answer counts as present.
+        if root:  # This is repeated for each part, so that a client that reads a long reply counts as present.
             note_call(root)
     sys.stdout.buffer.flush()
     return 1 if "error" in answer else 0

@@ -1,4 +1,4 @@
-"""The codecs that this machine can decompress parts with."""
+"""The codecs with which this machine can decompress the parts of an upload."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def codecs() -> List[str]:
-    """Return the codecs that `inflater` accepts here, the best first."""
+    """Return the codecs that `inflater` accepts on this machine, the best first."""
     return (["zstd"] if zstd_module() or shutil.which("zstd") else []) + ["gzip"]
 
 
 def inflater(codec: str) -> Callable[[bytes, int], bytes]:
-    """Return the function that turns one compressed part, of known size, into its content; damage is a refusal."""
+    """Return a function that decompresses one part of known size. It raises Refusal if the part is damaged."""
     module: Any = zstd_module() if codec == "zstd" else None
 
     def gzipped(data: bytes, size: int) -> bytes:
@@ -48,7 +48,7 @@ def inflater(codec: str) -> Callable[[bytes, int], bytes]:
 
 
 def program_output(command: List[str], data: bytes, most: int) -> bytes:
-    """Return a program's output for the data, limited to `most` bytes, because a part may be made to exhaust memory."""
+    """Return a program's output for the data, at most `most` bytes, because a part may be made to exhaust memory."""
     import subprocess
     import threading
 
@@ -59,7 +59,7 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
             child.stdin.write(data)  # type: ignore[union-attr]
             child.stdin.close()  # type: ignore[union-attr]
         except OSError:
-            return  # it has ended, or is being ended
+            return  # The program has ended, or is being ended.
 
     child = subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -75,7 +75,7 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
 
 
 def zstd_module() -> Any:
-    """Return this Python's zstd module, or None."""
+    """Return this Python's zstd module; None if it has none."""
     import importlib
 
     for name in ("compression.zstd", "backports.zstd", "zstandard"):

@@ -1,7 +1,7 @@
-"""Ends the machine earlier: writes an earlier time into the folder of the guard, which ends it at its deadline.
+"""Ends the machine earlier: writes an earlier time for the guard, which ends the machine at its deadline.
 
-The guard looks there every few seconds, and keeps the earliest time that it has seen in `spent`, which is read
-back to confirm that the time was accepted.
+The guard reads its folder every few seconds, and writes the earliest time that it has seen into the file `spent`. That
+file is read back to confirm that the time was accepted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ SUDO_S, TAKEN_S, LOOK_S = 10.0, 12.0, 0.1
 
 
 def end(_: str, options: Json) -> Answer:
-    """Move the guard's deadline forward to `at` (0: now), and confirm that it was accepted; nothing moves it back."""
+    """Move the guard's deadline forward to `at` (0 means now), and confirm it. A deadline is never moved back."""
     return ended(options["folder"], float(options.get("at", 0))), b""
 
 
 def ended(folder: str, at_wall: float) -> Json:
-    """Return the answer of `end`; its `deadline` is read back from the guard, or null if the guard has none.
+    """Return the reply to `end`. Its `deadline` is read back from the guard; it is null if the guard has none.
 
-    If the deadline is early enough already, the guard only has to be alive: it must have written within its last few
-    checks.
+    If the deadline is already early enough, it is sufficient that the guard is alive, which means that it wrote within
+    its last few checks.
     """
     wall = int(at_wall) or int(time.time())
     stamp, deadline, age_s = read_guard(folder)
     if not stamp:
         return {"taken": False, "deadline": None, "message": "no timer has written to %s" % folder}
     if deadline is not None and deadline <= min(wall, time.time()):
-        return {"taken": True, "deadline": deadline, "message": ""}  # Its time is over: it no longer reads the file.
+        # The deadline has passed, so the guard no longer reads the file.
+        return {"taken": True, "deadline": deadline, "message": ""}
     if deadline is not None and deadline <= wall and 0.0 <= age_s <= TAKEN_S:
         return {"taken": True, "deadline": deadline, "message": ""}
     trouble = "" if deadline is not None and deadline <= wall else write_guard_time(folder, wall)
@@ -66,7 +67,7 @@ def read_guard(folder: str) -> Tuple[int, Optional[int], float]:
 
 
 def write_guard_time(folder: str, wall: int) -> str:
-    """Write the time for the guard, as root if this user may not; return the reason of a failure, or ""."""
+    """Write the time for the guard, with sudo if this user may not. Return the reason of a failure, or ""."""
     words, tried = ["sh", "-c", WRITE, "sh", str(wall), folder], ""
     for way in ([], ["sudo", "-n"]):
         try:

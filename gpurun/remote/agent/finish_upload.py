@@ -1,6 +1,7 @@
-"""The last step of an upload: afterwards all files are in place and verified, or none is.
+"""The last step of an upload. After it, either all files are in place and verified, or none is.
 
-Its record counts at once for this boot, and permanently once all files are on disk, for which no client waits.
+Its record is valid until the next boot at first, and permanently once all files are synced to disk. No client waits for
+that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LOCK_S = 60
 
 
 def settle(root: str, options: Json) -> Answer:
-    """Check all parts and files against the manifest and rename them into place; `shipped.json` is written last."""
+    """Check all parts and files against the manifest and rename the files into place; write `shipped.json` last."""
     digests, _, manifest = read_list(options).partition(b"\n")
     entries = json.loads(manifest)["files"]
     record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
@@ -56,13 +57,13 @@ def settle(root: str, options: Json) -> Answer:
 
 
 def check_parts(incoming: Incoming, digests: List[str]) -> None:
-    """Refuse if a part is missing, or differs from the one that was sent last."""
+    """Raise Refusal if a part is missing, or differs from the part that was sent last."""
     if incoming.verified != dict(enumerate(digests)):
         raise Refusal("wrong_digest", "not all of the %d parts are here as they were sent" % incoming.parts)
 
 
 def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
-    """Complete the files: empty ones, and those that an earlier pack left here; refuse any that is wrong."""
+    """Add the files that were not sent: empty ones, and those that an earlier pack left. Refuse a wrong file."""
     arrived, earlier = dict(incoming.files), held_files(root)
     for entry in entries:
         name, path = entry["name"], incoming.path(entry["name"])
@@ -74,7 +75,7 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if entry["bytes"] == 0:
             open(path, "wb").close()
-        elif entry["sha256"] in earlier:  # as `begin` reported; it may be trusted
+        elif entry["sha256"] in earlier:  # `begin` reported these files; the client may trust them.
             link_or_copy(earlier[entry["sha256"]][0], path, entry["bytes"])
         else:
             raise Refusal("wrong_digest", "%r was not sent, and no earlier upload has left it here" % name)
@@ -83,7 +84,7 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
 
 
 def link_or_copy(source: str, path: str, size: int) -> None:
-    """Link an existing file to `path`; copy it if the disk has no links."""
+    """Hard-link an existing file to `path`; copy it if the disk has no hard links."""
     if os.path.exists(path) and os.path.getsize(path) == size:
         return
     try:
@@ -93,10 +94,10 @@ def link_or_copy(source: str, path: str, size: int) -> None:
 
 
 def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
-    """Replace the earlier upload by the files that arrived.
+    """Replace the files of the earlier upload by those that arrived.
 
-    The list of files is written first: so after a crash the files in place are found, and complete ones are not sent
-    again.
+    The list of files is written first, so that after a crash the files in place are found and complete files are not
+    sent again.
     """
     write(path_in(root, "agent", "pack.json"), {"files": entries})
     for path in (path_in(root, "agent", "shipped.json"), path_in(folder, "layout.json")):
@@ -110,39 +111,39 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
 
 
 def shipped_record(root: str) -> Json:
-    """Return the record of the upload; empty if there is none, or if a reboot came before all files were on disk."""
+    """Return the record of the upload; empty if there is none, or if a reboot may have lost some of its files."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)
 
 
 def note_shipped(root: str, record: Json) -> None:
-    """Write the record of the upload. It counts until the next boot; `sync_behind` makes it count permanently."""
+    """Write the record of the upload. It is valid until the next boot; `sync_behind` makes it permanent."""
     if not boot_id():
         sync_filesystem(root)
     write(path_in(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
 
 
 def sync_behind(root: str) -> None:
-    """Start a process that syncs the uploaded files to disk, which takes minutes on a slow disk."""
+    """Start a process that syncs the uploaded files to disk, which can take minutes."""
     try:
         if os.fork():
             return
-    except OSError:  # No process can be started: then wait for the sync.
+    except OSError:  # No process can be started, so wait for the sync.
         make_durable(root)
         return
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):  # The caller gets its answer when these are closed.
+        for descriptor in range(3):  # The client gets its reply when these are closed.
             os.dup2(nothing, descriptor)
-        with suppress(OSError):  # The run's folder is gone, with its data.
+        with suppress(OSError):  # An error means that the run's folder is gone, with its data.
             make_durable(root)
     finally:
         os._exit(0)
 
 
 def make_durable(root: str) -> None:
-    """Sync the upload to disk, then record that it is synced, unless another pack has replaced it meanwhile."""
+    """Sync the upload to disk, then record that it is synced, unless another pack has replaced it in the meantime."""
     record = read(root, "agent", "shipped.json") or {}
     if "boot" not in record:
         return

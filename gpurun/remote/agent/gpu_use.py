@@ -29,7 +29,7 @@ FIELDS = {
 
 
 class GpuWatcher:
-    """Runs nvidia-smi in a separate thread: a GPU that fell off the bus may block it, and must not block the keeper."""
+    """Runs nvidia-smi in a separate thread, because a failed GPU may make it hang, and it must not block the keeper."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -40,11 +40,11 @@ class GpuWatcher:
             threading.Thread(target=self.ask, daemon=True).start()
 
     def now(self) -> List[Json]:
-        """Return the last figures of each GPU; [] if they are old."""
+        """Return the last figures of each GPU; [] if they are too old."""
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Run nvidia-smi forever, less and less often if it does not answer, because each call may leave a process."""
+        """Run nvidia-smi forever; less and less often if it does not answer, because each call may leave a process."""
         wait_s, last = EVERY_S, ""
         while True:
             (self.seen, words), self.seen_s = ask_once(), time.monotonic()
@@ -55,12 +55,12 @@ class GpuWatcher:
             time.sleep(wait_s)
 
     def count(self) -> None:
-        """Add this sample to the tally: whether a GPU was busy, and whether a process of the job held one."""
+        """Add this sample to the tally: whether a GPU was busy, and whether a process of the job used one."""
         if not self.seen:
             return
         holders = {figure(row[0]) for row in query("compute-apps", ["pid"], TALK_S) or []}
         before, cards = self.tally, self.seen
-        self.tally = {  # Replaced as a whole, because another thread reads it.
+        self.tally = {  # The tally is replaced as a whole, because another thread reads it.
             "looks": before["looks"] + 1,
             "busy": before["busy"] + any(card["use_percent"] for card in cards),
             "own": before["own"] + bool(holders & trainers(self.root)),
@@ -69,20 +69,21 @@ class GpuWatcher:
 
 
 def ask_once() -> Tuple[List[Json], str]:
-    """Return one entry per GPU, and nvidia-smi's errors; a figure that the GPU does not have is None."""
+    """Return one entry per GPU, and nvidia-smi's errors. A figure that the GPU does not report is None."""
     rows, words = smi_answer("gpu", list(FIELDS.values()), TALK_S)
     return [{name: figure(row[at]) for at, name in enumerate(FIELDS)} for row in (rows or [])[:MOST_CARDS]], words
 
 
 def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
-    """Return these fields of each GPU, or of its processes; None if nvidia-smi is missing or does not answer."""
+    """Return these fields of each GPU, or of the processes on the GPUs; None if nvidia-smi is missing or fails."""
     return smi_answer(what, fields, limit_s)[0]
 
 
 def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
-    """Return the result of `query`, and nvidia-smi's own error message.
+    """Return the rows for `query`, and nvidia-smi's own error message.
 
-    nvidia-smi writes its message on either output. A process that hangs in the kernel (a lost GPU) is not waited for.
+    nvidia-smi writes its message to either output. A process that hangs in the kernel (with a failed GPU) is not waited
+    for.
     """
     command = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
     try:
@@ -106,7 +107,7 @@ def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Option
 
 
 def figure(word: str) -> Optional[int]:
-    """Return an integer for `94` or `607.53`; None for `[N/A]`."""
+    """Return an integer, for example for `94` or `607.53`; None for a text such as `[N/A]`."""
     try:
         value = float(word)
     except ValueError:

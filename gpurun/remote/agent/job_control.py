@@ -1,4 +1,4 @@
-"""Starts a job once, checked and recorded; after that it may only be asked to stop, or to stop earlier."""
+"""Starts a job once, after checking and recording it. After that, it can only be stopped, or be stopped earlier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPS = ("soft_stop", "hard_stop")
 
 
 def start(root: str, options: Json) -> Answer:
-    """Start the job's trainer under a keeper, once; a second call can only shorten the lease."""
+    """Start the job's trainer under a keeper, once. A second call can only shorten the lease."""
     locked(root, "unpack.lock", START_WAIT_S)
     job = by_this_clock(root, checked_job(root, os.path.abspath(options["job"])))
     what = json.dumps([job["run"], job["argv"], job["cwd"], job["env"]], sort_keys=True)
@@ -51,14 +51,14 @@ def start(root: str, options: Json) -> Answer:
         if outcome in ("ended", "nobody"):
             break
         time.sleep(0.02)
-    drop_secrets(root)  # Left from a start that was requested twice.
+    drop_secrets(root)  # These secrets are left from a start that was requested twice.
     if record is None:
         raise Refusal("start_failed", "the trainer did not start: %s" % tail(root))
     return {"keeper_pid": record["keeper_pid"], "already": not started, "started_wall": record["started_wall"]}, b""
 
 
 def checked_job(root: str, path: str) -> Json:
-    """Return the requested job, or raise a refusal that says what is wrong with it."""
+    """Return the requested job. Raise Refusal if it is malformed or has no verified upload."""
     job = read(path)
     try:
         numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
@@ -77,9 +77,10 @@ def checked_job(root: str, path: str) -> Json:
 
 
 def by_this_clock(root: str, job: Json) -> Json:
-    """Return the job with its stop times by this clock: after its seconds from now, or at its wall times if earlier.
+    """Return the job with its stop times by this machine's clock: the durations from now, or the wall times if earlier.
 
-    The wall times count only if the clock was not set since `hello` reported it: else they may be hours wrong.
+    The wall times count only if the clock was not set since `hello` reported it, because otherwise they may be hours
+    wrong.
     """
     now, was_set = time.time(), clock_was_set(root)
     for which in STOPS:
@@ -89,13 +90,13 @@ def by_this_clock(root: str, job: Json) -> Json:
 
 
 def tail(root: str) -> str:
-    """Return the last 500 bytes of the keeper's log."""
+    """Return the end of the keeper's log, at most 500 bytes."""
     path = path_in(root, "agent", "agent.log")
     return read_part(path, max(0, read_part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
 
 
 def stop(root: str, options: Json) -> Answer:
-    """Ask the keeper to end the trainer, by a signal if the disk is full; an immediate end is done here."""
+    """Ask the keeper to end the trainer, by a signal if the disk is full. With `now`, also kill it from here."""
     stop, is_written = (root, "now" in options, options["reason"][:200]), True
     try:
         request_stop(*stop)
@@ -110,7 +111,7 @@ def stop(root: str, options: Json) -> Answer:
 
 
 def shorten(root: str, options: Json) -> Answer:
-    """Shorten the lease; it is never extended."""
+    """Shorten the lease. It is never extended."""
     soft, hard = float(options["soft"]), float(options["hard"])
     if not (0 <= soft < 1e12 and 0 <= hard < 1e12):
         raise Refusal("usage", "a lease needs two times in seconds since the epoch")

@@ -1,4 +1,4 @@
-"""Keeps the values of --secret until the job has started: outside the run's folder, in memory if possible."""
+"""Stores the values of --secret until the job has started: outside the run's folder, in memory if possible."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOST_BYTES = 1 << 20
 
 
 def secrets_path(root: str) -> str:
-    """Return the path of the file in which the secrets wait for the keeper."""
+    """Return the path of the file in which the secrets are stored for the keeper."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return os.path.join(folder, "gpurun-%d-%s" % (os.getuid(), hashlib.sha256(root.encode()).hexdigest()[:16]))
 
 
 def secrets(root: str, options: Json) -> Answer:
-    """Store the secrets from standard input, an object of names and values; return how many there are."""
+    """Store the secrets from standard input, an object of names and values. Return how many there are."""
     values = json.loads(sys.stdin.buffer.read(MOST_BYTES))
     if not isinstance(values, dict) or not all(isinstance(text, str) for pair in values.items() for text in pair):
         raise Refusal("usage", "secrets must be names and values")
@@ -39,7 +39,7 @@ def secrets(root: str, options: Json) -> Answer:
 
 
 def take_secrets(root: str) -> Dict[str, str]:
-    """Return the secrets left for the job, and delete them; a file of another user is ignored."""
+    """Return the secrets that were stored for the job, and delete them. A file of another user is ignored."""
     try:
         descriptor = os.open(secrets_path(root), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -1,6 +1,6 @@
 """The keeper's inputs and outputs: the lease, the request to stop, the last contact of a client, the status.
 
-A job without a keeper gets a new one.
+If a job has no keeper, a new keeper is started.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
-# How far a well-kept clock may drift meanwhile; setting it by less does no harm.
+# How far a well-kept clock may drift in this time. Setting the clock by less does no harm.
 MOST_DRIFT_S = 5.0
 
 
 def clocks_now() -> Json:
-    """Return the time by the wall clock and by the monotonic clock."""
+    """Return the time by the wall clock and by the monotonic clock, with the boot id."""
     return {"boot_id": boot_id(), "wall": time.time(), "mono": monotonic()}
 
 
 def clock_was_set(root: str) -> bool:
-    """Return whether the wall clock was set since `hello` reported it, or may have been: no report in this boot."""
+    """Return whether the wall clock was set since `hello` reported it, or may have been (no report in this boot)."""
     noted, now = read(root, "agent", "clock.json") or {}, clocks_now()
     if noted.get("boot_id") != now["boot_id"]:
         return True
@@ -34,7 +34,7 @@ def clock_was_set(root: str) -> bool:
 
 
 def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
-    """Shorten the lease, on the wall clock and on the monotonic clock; nothing extends it."""
+    """Shorten the lease, on the wall clock and on the monotonic clock. It is never extended."""
     held = locked(root, "lease.lock", 5)
     old, wall, mono = read(root, "agent", "lease.json") or {}, time.time(), monotonic()
     if old.get("boot_id") != boot_id():
@@ -50,13 +50,13 @@ def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
 
 
 def request_stop(root: str, now: bool, reason: str) -> None:
-    """Record the request to stop; the first reason stays, and "now" is never withdrawn."""
+    """Record the request to stop. The first reason is kept, and "now" is never withdrawn."""
     old = read(root, "agent", "stop.json") or {"now": False, "reason": reason}
     write(path_in(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
 
 
 def note_call(root: str) -> None:
-    """Record that a client called: only by touching a file, which needs no disk space once the file exists."""
+    """Record that a client called, only by touching a file, which needs no disk space once the file exists."""
     path = path_in(root, "agent", "heard")
     with suppress(OSError):
         try:
@@ -82,11 +82,13 @@ def blank(root: str) -> Json:
 
 
 def ensure_keeper(root: str, fresh: bool) -> str:
-    """Start a keeper for the job if none lives, with the same zip; return what was found or done.
+    """Start a keeper for the job, from the same zip, if there is none. Return what was found or done.
 
-    "kept": a keeper lives. "ended": the job's end is recorded. "nobody": no process of the trainer lives, and none
-    is started, because `fresh` is false. "adopted": the new keeper watches the running trainer. "started": it starts
-    the trainer.
+    - "kept": a keeper lives.
+    - "ended": the job's end is recorded.
+    - "nobody": the trainer has no process, and none is started, because `fresh` is False.
+    - "adopted": the new keeper watches the running trainer.
+    - "started": the new keeper starts the trainer.
     """
     held = lock(root, "keeper.lock", 0.1 if fresh else 0.0)
     if held is None:
@@ -94,7 +96,7 @@ def ensure_keeper(root: str, fresh: bool) -> str:
     try:
         if read(root, "agent", "exit.json"):
             return "ended"
-        from gpurun.remote.agent.login_environment import (  # most polls find a keeper
+        from gpurun.remote.agent.login_environment import (  # Most polls find a keeper and do not need this import.
             granted_variables,
             remembered_variables,
         )
@@ -114,7 +116,8 @@ def ensure_keeper(root: str, fresh: bool) -> str:
             known = dict(
                 remembered_variables(root), **dict(granted_variables(job.get("pass_env") or []), GPURUN_KEEPER_OF=root)
             )
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can handle it.
+            # The signal is blocked until the keeper can handle it.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             subprocess.Popen(
                 command, env=environment(**known), pass_fds=(held,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -122,4 +125,4 @@ def ensure_keeper(root: str, fresh: bool) -> str:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return "adopted" if running else "started"
     finally:
-        os.close(held)  # the keeper holds its own copy until it dies
+        os.close(held)  # The keeper has its own copy until it dies.

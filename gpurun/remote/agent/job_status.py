@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
 ENDED = ("exit_code", "signal", "stop_reason", "oom_kills", "memory_bytes", "shm_bytes")
-"""The fields of the status about the job's end; an older agent's status has the first three."""
+"""The fields of the status about the job's end. An older agent's status has only the first three."""
 TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
 MANIFEST = "MANIFEST.json"
 MOST_MANIFEST_BYTES = 256 << 20
@@ -25,7 +25,7 @@ UNSAVED_S = 60.0
 
 
 def poll(root: str, options: Json) -> Answer:
-    """Return the status, and what was added to growing files."""
+    """Return the status, and what was added to the growing files."""
     now, chunks, content = status(root), [], b""
     for name, (offset, most) in sorted(json.loads(options["want"]).items()):
         if name not in TAILS:
@@ -37,7 +37,7 @@ def poll(root: str, options: Json) -> Answer:
 
 
 def unsaved(root: str, _: Json) -> Answer:
-    """Return what a person should know before a dev box ends: open terminals, and files that do not come home."""
+    """Return what a user should know before a dev box ends: open terminals, and files that will not be downloaded."""
     import subprocess
     import sys
 
@@ -59,7 +59,7 @@ def unsaved(root: str, _: Json) -> Answer:
 
 
 def doors(root: str, _: Json) -> Answer:
-    """Return where people work on this machine: the folder, and the address that JupyterLab has recorded."""
+    """Return where users work on this machine: the folder, and the port and token that JupyterLab has recorded."""
     notes = os.path.join(root, "jupyter")
     names = [os.path.join(notes, name) for name in os.listdir(notes)] if os.path.isdir(notes) else []
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
@@ -69,14 +69,14 @@ def doors(root: str, _: Json) -> Answer:
 
 
 def status(root: str) -> Json:
-    """Return the heartbeat, corrected by what the kernel knows; a trainer that lost its keeper gets a new one.
+    """Return the status, corrected by what the kernel knows. A trainer that has lost its keeper gets a new one.
 
-    After a power failure the file may be empty: a job that had begun has then ended, and is never called idle.
+    After a power failure the file may be empty. A job that had begun has then ended, and is never reported as idle.
     """
     keeper = ensure_keeper(root, fresh=False) if read(root, "agent", "job.json") else "nobody"
     path, end = path_in(root, "out", "status.json"), read(root, "agent", "exit.json")
     now = read(path) or dict(blank(root), wall=0.0)
-    # On a full disk, the keeper's only sign of life is that the file was touched.
+    # On a full disk, a touched file is the keeper's only sign of life.
     now["wall"] = max(now["wall"], changed_wall(path)) or time.time()
     if end:
         now.update(state="exited", **{key: end[key] for key in ENDED if key in end})
@@ -104,14 +104,14 @@ def manifest(root: str, _: Json) -> Answer:
 
 
 def read_finished_list(root: str) -> bytes:
-    """Return the whole list of finished files; empty before there is one."""
+    """Return the whole list of finished files; empty if there is none yet."""
     return b"".join(map(bytes, stream(path_in(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
 
 
 def locate_finished(root: str, name: str) -> str:
-    """Return the path of a finished file by its percent-encoded name; Refusal if the name leads out of `out`.
+    """Return the path of a finished file by its percent-encoded name. Raise Refusal if the name leads out of `out`.
 
-    The list, which may be long, is read only for a name without a folder, because other files are beside it.
+    The list, which may be long, is read only for a name without a folder, because other files are in the same folder.
     """
     raw = raw_name(name)
     if b"/" not in raw:
@@ -123,7 +123,7 @@ def locate_finished(root: str, name: str) -> str:
 
 
 def raw_name(name: str) -> bytes:
-    """Return the bytes of an encoded name below `out`; empty if the name is malformed, or leads out of `out`."""
+    """Return the bytes of an encoded name below `out`; empty if the name is malformed or leads out of `out`."""
     from urllib.parse import quote_from_bytes, unquote_to_bytes
 
     raw = unquote_to_bytes(name)
@@ -142,9 +142,9 @@ def get(root: str, options: Json) -> Answer:
 
 
 def gather(root: str, _: Json) -> Answer:
-    """Return many small files one after the other; the client's list has a line for each: its bytes and its name.
+    """Return many small files one after the other. Each line of the client's list has the bytes and name of one file.
 
-    The answer names, by position, the files that do not exist with that size; all others follow complete.
+    The reply states, by position, which files do not exist with that size. All others follow completely.
     """
     import sys
 
@@ -165,7 +165,7 @@ def gather(root: str, _: Json) -> Answer:
 
 
 def small_file_blocks(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
-    """Yield the content of the files in blocks; stop early if a file has become shorter."""
+    """Yield the content of the files in blocks. Stop early if a file has become shorter."""
     block = b""
     for path, size in paths:
         content = b"".join(map(bytes, stream(path, 0, size)[0]))

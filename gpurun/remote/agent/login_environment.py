@@ -1,8 +1,8 @@
-"""What a login on this machine exports, and what of it the job gets.
+"""Reads what a login on this machine exports, and selects what the job gets.
 
-A command over SSH is not a login: it has neither the exports of ~/.profile nor, in a container, the container's own.
+A command over SSH is not a login: it has neither the exports of ~/.profile nor, in a container, those of the container.
 Both are read once, at `hello`. By default the job gets the families of `processes.FAMILIES`, without anything that
-looks like a key; of everything else only the names are reported.
+looks like a key. Of all other variables only the names are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = b"\0gpurun\0"
 FIRST_PROCESS = "/proc/1/environ"
 BOOTED_BY_SYSTEMD = "/run/systemd/system"
 SHELLS = ("bash", "zsh", "ksh", "dash", "sh")
-# Specific to one login or shell, or how a cluster numbers its job: not worth reporting.
+# Specific to one login or shell, or to how a cluster numbers its job, and so not worth reporting.
 USUAL = (
     r"SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|MAIL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|IFS|PS\d|EDITOR|PAGER"
     r"|VISUAL|LESS\w*|LS_\w+|HIST\w*|MOTD_\w+|DBUS_\w+|SSH_\w+|BASH\w*|MANPATH|INFOPATH|LINES|COLUMNS|container"
@@ -39,9 +39,9 @@ MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
 
 
 def learn(root: str) -> Json:
-    """Store the exported variables that the job gets; return their names, and those of the withheld ones.
+    """Store the exported variables that the job gets. Return their names, and those of the withheld variables.
 
-    `note` says what could not be read.
+    `note` states what could not be read.
     """
     exported, note = exports()
     may = {name: value for name, value in exported.items() if may_pass(name, value)}
@@ -59,12 +59,12 @@ def remembered_variables(root: str) -> Dict[str, str]:
 
 
 def granted_variables(globs: List[str]) -> Dict[str, str]:
-    """Return the variables exported here whose names match these globs."""
+    """Return the variables exported on this machine whose names match these globs."""
     return select_variables(globs, exports()[0]) if globs else {}
 
 
 def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
-    """Return the variables that match these globs; one that looks like a key must be named in full."""
+    """Return the variables that match these globs. A variable that looks like a key must be named in full."""
     return {
         name: value
         for name, value in exported.items()
@@ -74,10 +74,10 @@ def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str,
 
 
 def exports() -> Tuple[Dict[str, str], str]:
-    """Return all variables that are exported here, and a note about those that could not be read.
+    """Return all variables that are exported on this machine, and a note about those that could not be read.
 
-    In a job of a cluster its own environment counts, which its set-up has made. On the user's computer (recognised
-    by GPURUN_INSTANCE) it is the environment in which they started gpurun.
+    In a cluster's job, its own environment, which its set-up has made, is used. On the user's computer (recognised by
+    GPURUN_INSTANCE) it is the environment in which the user started gpurun.
     """
     here = dict(os.environ)
     if "GPURUN_INSTANCE" in here:
@@ -90,7 +90,7 @@ def exports() -> Tuple[Dict[str, str], str]:
 
 
 def first_process() -> bytes:
-    """Return the container's variables; empty if its first process is another user's."""
+    """Return the container's variables; empty if its first process belongs to another user."""
     try:
         with open(FIRST_PROCESS, "rb") as file:
             return file.read()
@@ -99,7 +99,7 @@ def first_process() -> bytes:
 
 
 def by_login() -> Tuple[Dict[str, str], str]:
-    """Return what a login shell of this account exports; or why that is unknown, for example a slow profile.
+    """Return what a login shell of this account exports; or, for example with a slow profile, why it is unknown.
 
     The call waits for the end of the shell, not of its output, which a background process of the profile may keep open.
     """
@@ -135,5 +135,5 @@ def pairs(content: bytes) -> Dict[str, str]:
 
 
 def name_some(found: Iterable[str]) -> List[str]:
-    """Return the names in order, as many as a message holds."""
+    """Return the names in order, at most as many as a message may have."""
     return [name[:MOST_NAME] for name in sorted(found)][:MOST_NAMES]

@@ -1,4 +1,4 @@
-"""How much memory a job had, how many processes the kernel killed for lack of it, and the size of /dev/shm."""
+"""How much memory a job had, how many processes the kernel killed for lack of memory, and the size of /dev/shm."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 CGROUPS, OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
 SHM = "/dev/shm"
 MOST_BYTES = 1 << 60
-"""A limit above this counts as none, because version 1 of cgroups writes a very large number for "unlimited"."""
+"""A limit above this counts as no limit, because version 1 of cgroups writes a very large number for "unlimited"."""
 
 
 def room(oom_before: Optional[int]) -> Json:
-    """Return the facts at a job's end: its memory, the size of shared memory, and the kernel's kills since it began."""
+    """Return the facts at a job's end: its memory, the size of /dev/shm, and the kernel's kills since the job began."""
     kills = oom_kills()
     facts: Dict[str, Optional[int]] = {"memory_bytes": memory_bytes(), "shm_bytes": shm_bytes()}
     facts["oom_kills"] = None if kills is None or oom_before is None else max(0, kills - oom_before)
@@ -37,7 +37,7 @@ def oom_kills() -> Optional[int]:
 
 
 def memory_bytes() -> int:
-    """Return the smallest memory limit of this cgroup and its parents, and no more than the machine's memory."""
+    """Return the smallest memory limit of this cgroup and its parents, but at most the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in folders():
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -48,7 +48,7 @@ def memory_bytes() -> int:
 
 
 def shm_bytes() -> Optional[int]:
-    """Return the size of /dev/shm, through which the workers of a DataLoader pass their batches."""
+    """Return the size of /dev/shm, through which the workers of a DataLoader pass their batches; None if unknown."""
     try:
         facts = os.statvfs(SHM)
     except OSError:
@@ -57,7 +57,7 @@ def shm_bytes() -> Optional[int]:
 
 
 def folders() -> Iterator[str]:
-    """Yield the folders of this process's memory cgroup and of its parents; a container sees its own as the top."""
+    """Yield the folders of this process's memory cgroup and its parents. In a container, the top is its own cgroup."""
     for line in read_kernel_file("", OWN).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers not in ("", "memory"):

@@ -1,6 +1,6 @@
-"""Whether a person works on a dev box: key presses, traffic through forwarded ports, and processes that people started.
+"""Observes whether a user works on a dev box: key presses, traffic through forwarded ports, and their processes.
 
-An idle connection does not count as work, and neither does gpurun's own. What people type or send is never read.
+An idle connection does not count as work, and neither do gpurun's own processes. What users type or send is never read.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     Tcp = Dict[Tuple[int, int], Tuple[int, int]]  # (local port, other port) -> (inode, bytes so far)
 
 TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
-"""A connection that carries less than this in a minute is unused: an editor sends only occasional keep-alives."""
+"""A connection that carries fewer bytes than this in a minute is unused. An editor then sends only keep-alives."""
 SHELL_OF = b"GPURUN_SHELL_OF="
 """The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
-"""Programs that only host a user's work, such as a shell, or read the GPUs; they do not count as work themselves."""
+"""Programs that only host a user's work, or that read the GPUs. They do not count as work themselves."""
 OWN = (b"agent.pyz", b"slurm_script")
-"""What gpurun's own command lines contain: the agent's file, or Slurm's name for the job's first program (pilot.sh)."""
+"""What gpurun's own command lines contain: the agent's file, or Slurm's name for the job's script (pilot.sh)."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 
 
 class People:
-    """What people did on a machine since the last check.
+    """What users did on a machine since the last check.
 
-    If the machine `is_whole`, rented for this run alone, every process counts. On a shared machine, a process counts if
-    it works below the run's folder, or was started from a shell of the run.
-    `tally` counts the terminals that were opened, those open now, and the seconds in which one was open, or was used.
+    If the machine `is_whole`, that is, rented for this run alone, every process counts. On a shared machine, a process
+    counts if it works below the run's folder, or was started from a shell of the run. `tally` counts the terminals that
+    were opened, the terminals that are open now, the seconds in which at least one was open, and the seconds in which
+    users worked.
     """
 
     def __init__(self, root: str, is_whole: bool, idle_s: float) -> None:
@@ -49,9 +50,9 @@ class People:
         self.traffic_s = self.looked_s = time.monotonic()
 
     def look(self, job: Set[int], runner: int = 0) -> Tuple[bool, Optional[float]]:
-        """Return whether people used the machine since the last check, and their CPU seconds (None at the first check).
+        """Return whether users used the machine since the last check, and their CPU seconds (None at the first check).
 
-        `job` are the processes of the job, of which `runner` is gpurun's own.
+        `job` are the processes of the job; `runner` is the one among them that is gpurun's own.
         """
         now_s = time.monotonic()
         found = dict(self.processes(job))
@@ -59,7 +60,7 @@ class People:
         is_used = self.is_typed(set(found))
         is_used = self.is_forwarded(set(found)) or is_used
         passed_s, self.looked_s = now_s - self.looked_s, now_s
-        self.tally = {  # Replaced as a whole, because another thread reads it.
+        self.tally = {  # The tally is replaced as a whole, because another thread reads it.
             "terminals": self.tally["terminals"],
             "open": len(self.seen),
             "open_s": self.tally["open_s"] + (passed_s if self.seen else 0.0),
@@ -87,7 +88,8 @@ class People:
                 continue
             parents[pid] = int(fields[1])
             ticks = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-            is_theirs = uid == os.getuid() or fields[4] != b"0"  # By `sudo` in a terminal, too.
+            # The terminal test also finds processes that were started with `sudo`.
+            is_theirs = uid == os.getuid() or fields[4] != b"0"
             if pid in job or (not self.is_whole and self.is_of_run(pid)):
                 below.add(pid)
             rows.append((pid, is_theirs, ticks))
@@ -109,7 +111,7 @@ class People:
         return False
 
     def cpu_seconds(self, found: Dict[int, Tuple[int, int]], runner: int) -> Optional[float]:
-        """Return the processes' CPU seconds since the last check (of the runner only its children's); None at first."""
+        """Return the processes' CPU seconds since the last check; None at first. The runner's own do not count."""
         now = {pid: ended if pid == runner else own + ended for pid, (own, ended) in found.items()}
         before, self.cpu = self.cpu, now
         if before is None:
@@ -153,7 +155,7 @@ class People:
 
 
 def terminal_of(pid: int) -> str:
-    """Return the terminal that a process reads from; "" if it reads from something else."""
+    """Return the terminal from which a process reads; "" if it reads from something else."""
     with suppress(OSError):
         place = os.readlink("/proc/%d/fd/0" % pid)
         return place if place.startswith("/dev/pts/") else ""
@@ -163,7 +165,7 @@ def terminal_of(pid: int) -> str:
 def forwarded_bytes(pids: Set[int]) -> Iterator[Tuple[Tuple[int, int], int]]:
     """Yield the bytes of each loopback connection between one of these processes and another process.
 
-    sshd forwards ports that way. Nothing if the kernel does not report it.
+    sshd forwards ports in that way. Yield nothing if the kernel does not report such connections.
     """
     try:
         known = tcp_of_loopback()
@@ -200,7 +202,7 @@ def tcp_of_loopback() -> Tcp:
 
 
 def take_messages(content: bytes, family: int, found: Tcp) -> bool:
-    """Parse one answer of the kernel; return whether more follow."""
+    """Parse one reply of the kernel into `found`. Return whether more replies follow."""
     at = 0
     while at + 16 <= len(content):
         length, kind = struct.unpack_from("=IH", content, at)
@@ -217,7 +219,7 @@ def take_messages(content: bytes, family: int, found: Tcp) -> bool:
 
 
 def is_loopback(address: bytes, family: int) -> bool:
-    """Return whether an address is on this machine's loopback."""
+    """Return whether an address belongs to this machine's loopback."""
     if family == socket.AF_INET:
         return address[0] == 127
     return address == b"\0" * 15 + b"\1" or (address[:12] == b"\0" * 10 + b"\xff\xff" and address[12] == 127)

@@ -16,7 +16,7 @@ MOST_WORDS_BYTES = 4096
 
 
 class UrlRefused(Exception):
-    """A URL did not work; `code` says why: expired, denied, absent, altered, unreachable, ..."""
+    """A URL did not work. `code` is the reason: expired, denied, absent, altered, unreachable, ..."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -24,15 +24,15 @@ class UrlRefused(Exception):
 
 
 class Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: only the URL itself is used."""
+    """Refuses redirects, so that only the URL itself is used."""
 
     def redirect_request(self, *_: Any) -> Optional[urllib.request.Request]:
-        """Refuse."""
+        """Return None, which means that there is no next request."""
         return None
 
 
 def open_url(request: urllib.request.Request) -> Any:
-    """Return a bucket's answer; UrlRefused if it is a refusal, or there is none."""
+    """Return a bucket's reply. Raise UrlRefused if it is a refusal, or if there is no reply."""
     return open_with(urllib.request.build_opener(Stay()), request)
 
 
@@ -55,7 +55,7 @@ def read_range(
 
 
 def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None:
-    """Put an object of `size` bytes there; an exception in `body` aborts it, and then nothing is there."""
+    """Put an object of `size` bytes at the URL. An exception in `body` aborts the upload; then no object is created."""
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=body(), method="PUT", headers=headers)
     with open_url(request) as answer:
@@ -63,7 +63,7 @@ def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None
 
 
 def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
-    """Return the answer; UrlRefused if it is a refusal, or there is none."""
+    """Return the reply. Raise UrlRefused if it is a refusal, or if there is no reply."""
     try:
         return opener.open(request, timeout=TALK_S)
     except urllib.error.HTTPError as error:
@@ -74,7 +74,7 @@ def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Req
 
 
 def refusal_error(error: urllib.error.HTTPError) -> UrlRefused:
-    """Return the error for a refusal, with its code but without its text, which may name the key."""
+    """Return the error for a refusal, with its code but without its text, which may contain the key."""
     try:
         words = error.read(MOST_WORDS_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):

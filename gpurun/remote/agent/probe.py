@@ -1,6 +1,6 @@
 """The first look at the machine: its hardware, its codecs, its torch, and earlier uploads.
 
-It also tests whether things work: whether the disk takes a file, and each GPU a kernel (`torch_look`).
+It also tests whether things work: whether the disk accepts a file, and whether each GPU runs a kernel (`torch_look`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ WRITTEN_BYTES = 1 << 20
 def hello(root: str, options: Json) -> Answer:
     """Return the machine's facts and its current time, which is also recorded.
 
-    Lines that name the Pythons it waits for may come before the answer.
+    Lines that name the Pythons that are still being examined may come before the reply.
     """
     write_out(root)
     exported = learn(root)
     looks = Looks(root, options.get("python"))
-    cards, words = find_gpus()  # Before torch uses them, so that our own use does not count as another's.
+    # Before torch uses the GPUs, so that the agent's own use does not count as another program's.
+    cards, words = find_gpus()
 
     def tell(waiting: Json) -> None:
         sys.stdout.buffer.write(json.dumps({"looking": waiting}).encode() + b"\n")
         sys.stdout.buffer.flush()
         note_call(root)
 
-    torch = looks.best(tell)  # It may take minutes, so the time is reported afterwards.
+    torch = looks.best(tell)  # This may take minutes, so the time is read afterwards.
     clocks = clocks_now()
     write(path_in(root, "agent", "clock.json"), clocks)
     return {
@@ -69,7 +70,7 @@ def hello(root: str, options: Json) -> Answer:
 
 
 def write_out(root: str) -> None:
-    """Write a file to the output folder: a disk that is read-only, over quota or out of inodes may still show room."""
+    """Write a file to the output folder: a read-only disk, or one without quota or inodes, may still show space."""
     path = path_in(root, "out", ".written")
     try:
         with open(path, "wb") as file:
@@ -82,7 +83,7 @@ def write_out(root: str) -> None:
 
 
 def imports(root: str, options: Json) -> Answer:
-    """Return which of these top-level modules the job's Python cannot find; none of them is run."""
+    """Return which of these top-level modules the job's Python cannot find. None of them is run."""
     python = options.get("python") or (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
     answer = {"python": keep_end(python), "missing": [], "note": ""}
@@ -118,7 +119,7 @@ WAIT_S = 30
 
 
 def find_gpus() -> Tuple[List[Json], str]:
-    """Return one entry per GPU, and nvidia-smi's error message; no entries without nvidia-smi."""
+    """Return one entry per GPU, and nvidia-smi's error message. Without nvidia-smi, there are no entries."""
     words = ""
     for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Older drivers lack some fields.
         rows, trouble = smi_answer("gpu", fields, WAIT_S)
@@ -132,7 +133,7 @@ def find_gpus() -> Tuple[List[Json], str]:
 
 
 def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
-    """Return the entry of one GPU; a figure that the GPU does not report is None."""
+    """Return the entry of one GPU. A figure that the GPU does not report is None."""
     memory_mib, used_mib = figure(row["memory.total"]), figure(row.get("memory.used", ""))
     return {
         "name": row["name"][:200],
@@ -147,7 +148,7 @@ def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
 
 
 def holders() -> Dict[str, List[str]]:
-    """Return which processes hold memory of each GPU, as far as they are visible from here."""
+    """Return which processes use memory of each GPU, as far as this user may see them."""
     found: Dict[str, List[str]] = {}
     for uuid, pid, name, used in query("compute-apps", HOLDER_FIELDS, WAIT_S) or []:
         found.setdefault(uuid, []).append("%s (pid %s, %s MiB)" % (os.path.basename(name)[:80], pid, used))

@@ -19,35 +19,35 @@ FAMILIES = (
     r"(NCCL|GLOO|UCX|FI|TORCH|HF_HUB|PIP|UV|SSL_CERT|XDG|MKL|OMP)_\w+|HF_HOME|HF_ENDPOINT|REQUESTS_CA_BUNDLE"
     r"|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY"
 )
-"""Variables that a machine's owner sets and that the job should inherit: network, caches, proxies."""
+"""Variables that a machine's owner sets and that the job should inherit: for network, caches and proxies."""
 OF_A_SET_UP = r"PYTHONPATH|VIRTUAL_ENV|CONDA_\w+"
-"""Variables that `module load` and `conda activate` set for a Python: passed on if a cluster job's set-up made them."""
+"""Variables that `module load` and `conda activate` set for a Python. They are passed on in a cluster's job."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASS|CREDENTIAL|APIKEY|(^|_)(KEY|AUTH|USERNAME)($|_)).*"
 WITH_USER = r"(^|//|[\s,;])[^/\s,;]+@"
 """In a value: the user of a URL, with or without a password."""
 
 
 def list_processes() -> Dict[int, Tuple[int, Set[bytes]]]:
-    """Return every visible live process with its parent and its environment. Empty without /proc."""
+    """Return every visible live process with its parent and its environment; empty without /proc."""
     seen = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open("/proc/%s/stat" % name, "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except (OSError, ValueError):
-            continue  # not a process, or gone by now
+            continue  # It is not a process, or it has ended.
         try:
             with open("/proc/%s/environ" % name, "rb") as file:
                 pairs = set(file.read().split(b"\0"))
         except OSError:
-            pairs = set()  # another user's
+            pairs = set()  # It is another user's process.
         if name.isdigit() and state not in b"ZX":
             seen[int(name)] = (int(parent), pairs)
     return seen
 
 
 def trainers(root: str) -> Set[int]:
-    """Return the trainer's live processes: all with its mark, and all descendants of those or of the keeper."""
+    """Return the trainer's live processes: those with its mark, and all descendants of those or of the keeper."""
     seen = list_processes()
     if not seen:
         pid = (read(root, "agent", "keeper.json") or {}).get("pid")
@@ -66,7 +66,7 @@ def keepers(root: str) -> Set[int]:
 
 
 def find_marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
-    """Return the live processes with a mark of this run; without /proc, the one that a file names."""
+    """Return the live processes with a mark of this run; without /proc, the process that a file names."""
     seen, pair = list_processes(), mark + os.fsencode(root)
     if not seen:
         pid = (read(root, "agent", name) or {}).get(key)
@@ -75,7 +75,7 @@ def find_marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process with this number exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -84,7 +84,7 @@ def alive(pid: int) -> bool:
 
 
 def send_signal(pids: Set[int], number: int) -> None:
-    """Signal processes, some of which may just have ended."""
+    """Signal processes. Some of them may have ended, which is ignored."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -93,7 +93,7 @@ def send_signal(pids: Set[int], number: int) -> None:
 
 
 def kill_all(root: str) -> None:
-    """Kill every process of the trainer, in any session, and those that they start meanwhile."""
+    """Kill every process of the trainer, in any session, including those that are started meanwhile."""
     for _ in range(50):
         left = trainers(root)
         if not left:
@@ -103,17 +103,17 @@ def kill_all(root: str) -> None:
 
 
 def environment(**extra: str) -> Dict[str, str]:
-    """Return the environment for a child: an allow-list of this process's, plus `extra`."""
+    """Return the environment for a child process: the variables of this process that may be passed on, plus `extra`."""
     return dict({name: value for name, value in os.environ.items() if may_pass(name, value)}, **extra)
 
 
 def may_pass(name: str, value: str) -> bool:
-    """Return whether a variable is passed on by default: by its name, and unless it looks like a key."""
+    """Return whether a variable is passed on by default: it has a known name, and it does not look like a key."""
     is_set_up = bool(os.environ.get("SLURM_JOB_ID")) and bool(re.fullmatch(OF_A_SET_UP, name))
     is_known = is_set_up or bool(re.fullmatch(FAMILIES, name))
     return bool(re.fullmatch(PASSED_ON, name)) or (is_known and not looks_secret(name, value))
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Return whether a variable looks like a key: by its name, or by a user in a URL in its value."""
+    """Return whether a variable looks like a key: by its name, or because its value has a URL with a user."""
     return bool(re.fullmatch(SECRET_NAME, name) or re.search(WITH_USER, value))

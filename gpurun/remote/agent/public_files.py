@@ -1,6 +1,7 @@
 """Requests for public files: over https, with at most five redirects, never to a private network, without a key.
 
-If the machine's login names a proxy, it is used: for names that only the proxy can resolve, it alone decides.
+If the machine's login names a proxy, the proxy is used. For names that only the proxy can resolve, the proxy alone
+decides.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ MOST_REDIRECTS = 5
 
 
 def opened_public(request: urllib.request.Request) -> Any:
-    """Return the answer to a request for a public file; UrlRefused `not_public` for an address in a private network."""
+    """Return the reply to a request for a public file. Raise UrlRefused `not_public` for a private address."""
     demand_https(request.full_url)
     return open_with(urllib.request.build_opener(Redirects(), Https()), request)
 
 
 def demand_https(url: str) -> None:
-    """Refuse every other scheme."""
+    """Raise UrlRefused unless the URL is https."""
     if not url.startswith("https://"):
         raise UrlRefused("not_public", "the URL is not https")
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a few redirects, each over https."""
+    """Follows a few redirects, each of them over https."""
 
     max_redirections = MOST_REDIRECTS
 
@@ -47,18 +48,18 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class Https(urllib.request.HTTPSHandler):
-    """Connects by `PublicConnection`."""
+    """Connects with `PublicConnection`."""
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        """Return the answer over a separate connection."""
+        """Return the reply over a separate connection."""
         return self.do_open(PublicConnection, req, context=ssl.create_default_context())
 
 
 class PublicConnection(http.client.HTTPSConnection):
-    """A connection to the very address that was resolved and found public, without resolving the name again."""
+    """A connection to exactly the address that was resolved and found public. The name is not resolved again."""
 
     def connect(self) -> None:
-        """Connect to the first address of the name, if all of them are public, or through the login's proxy."""
+        """Connect to the first address of the name if all of them are public, or through the login's proxy."""
         target = getattr(self, "_tunnel_host", None)
         if target:
             with suppress(socket.gaierror):  # A network with a proxy may resolve only its own names.
@@ -77,7 +78,7 @@ def addresses_of(host: str, port: Any) -> List[str]:
 
 
 def demand_public(host: str, found: List[str]) -> None:
-    """Refuse a host with an address in a private network."""
+    """Raise UrlRefused for a host with an address in a private network."""
     if not all(is_public(address) for address in found):
         raise UrlRefused("not_public", "%s is at an address that is not public" % host)
 

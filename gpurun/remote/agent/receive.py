@@ -31,16 +31,16 @@ MOST_LIST_BYTES = 32 << 20
 WAIT_S = 60
 FOLDER = ".incoming"
 PULLED = ".pulled"
-# Before each part: its index, its length, its length as sent, its sha256. The index END ends the stream.
+# Before each part come its index, its length, its compressed length and its sha256. The index END ends the stream.
 HEAD = struct.Struct(">QII32s")
 END = (1 << 64) - 1
 STALL_S = 120
 
 
 def begin(root: str, options: Json) -> Answer:
-    """Prepare for a pack, and return which parts of it are here already, as lines of text.
+    """Prepare for a pack. Return which parts of it have already arrived, as lines of text.
 
-    With `--held ask`, first return the files of an earlier pack that could be in this one, if there are any.
+    With `--held ask`, return instead the files of an earlier pack that may be in this one, if there are any.
     """
     content = read_list(options)
     layout = checked_layout(json.loads(content))
@@ -65,7 +65,7 @@ def begin(root: str, options: Json) -> Answer:
 
 
 def read_list(options: Json) -> bytes:
-    """Return all of standard input, if it has the announced digest."""
+    """Return all of standard input. Raise Refusal if it does not have the announced digest."""
     content = sys.stdin.buffer.read(MOST_LIST_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != options["sha256"]:
         raise Refusal("cut_stream", "the list is damaged, cut or too long")
@@ -73,7 +73,7 @@ def read_list(options: Json) -> bytes:
 
 
 def checked_layout(layout: Json) -> Json:
-    """Return the requested layout; Refusal for a name that is not plainly inside bundle/ or data/."""
+    """Return the requested layout. Raise Refusal for a name that is not plainly inside bundle/ or data/."""
     files = layout["files"]
     taken: Set[str] = set()
     folders: Set[str] = set()
@@ -97,7 +97,7 @@ def checked_layout(layout: Json) -> Json:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that could leave the folder."""
+    """Raise Refusal for a name that could lead out of the folder."""
     parts = name.split("/")
     plain = name.isprintable() and "\\" not in name and not {"", ".", ".."}.intersection(parts)
     if not plain or len(parts) < 2 or parts[0] not in ("bundle", "data"):
@@ -105,21 +105,21 @@ def check_name(name: str) -> None:
 
 
 def check_room(root: str, needed: int) -> None:
-    """Refuse an upload that does not fit, with the required size."""
+    """Raise Refusal, with the required size, for an upload that does not fit on the disk."""
     free = shutil.disk_usage(root).free
     if needed > free:
         raise Refusal("disk_full", "%d bytes are needed, %d are free" % (needed, free), needed_bytes=needed)
 
 
 def drop_partial(root: str) -> None:
-    """Delete partial files from a bucket: those files are now sent complete, and there may be no room for both."""
+    """Delete partial files from a bucket. Those files are now sent completely, and there may be no room for both."""
     for name in os.listdir(path_in(root, PULLED)) if os.path.isdir(path_in(root, PULLED)) else ():
         if name.endswith(".part"):
             os.unlink(path_in(root, PULLED, name))
 
 
 def held_files(root: str) -> Dict[str, Tuple[str, int]]:
-    """Return, by digest, the path and size of every file that an earlier pack or a bucket has brought, if it exists."""
+    """Return, by digest, the path and size of every existing file that an earlier pack or a bucket has brought."""
     found = {}
     for name in os.listdir(path_in(root, PULLED)) if os.path.isdir(path_in(root, PULLED)) else ():
         if re.fullmatch(r"[0-9a-f]{64}", name):
@@ -132,9 +132,9 @@ def held_files(root: str) -> Dict[str, Tuple[str, int]]:
 
 
 def held_lines(root: str, sizes: Set[int]) -> List[str]:
-    """Return a line, digest and size, for each unchanged file here whose size is one of `sizes`."""
+    """Return a line with digest and size for each unchanged local file whose size is one of `sizes`."""
     found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
-    # Files pulled since this boot were verified part by part, like those over SSH; the others are read again.
+    # Files pulled since this boot were verified part by part, like those over SSH. The others are read again.
     pulled = [path_in(root, PULLED, sha256) for sha256, _, _ in found]
     fresh = {path for path in pulled if verified_parts(path + ".parts")}
     good = [part for part in found if part[1] in fresh or hash_file(part[1]) == part[0]]
@@ -151,7 +151,7 @@ def hash_file(path: str) -> str:
 
 
 def begin_list(path: str) -> None:
-    """Start a list of the parts that are here; its first line identifies the boot."""
+    """Start a list of the parts that have arrived. Its first line identifies the boot."""
     with open(path, "w") as log:
         log.write("boot %s\n" % boot_id())
 
@@ -165,7 +165,7 @@ def put_at(descriptor: int, content: Union[bytes, memoryview], offset: int) -> N
 
 
 def verified_parts(path: str) -> Dict[int, str]:
-    """Return the digest of each part in a list of parts; none after a reboot, because nothing was synced to disk."""
+    """Return the digest of each part in a list of parts; none after a reboot: parts are not synced to disk."""
     try:
         with open(path) as log:
             lines = log.readlines()
@@ -202,19 +202,19 @@ class Incoming:
 
     @property
     def verified(self) -> Dict[int, str]:
-        """Return the digest of each part that is here; none after a reboot, because nothing was synced to disk."""
+        """Return the digest of each part that has arrived; none after a reboot: parts are not synced to disk."""
         return verified_parts(path_in(self.folder, "verified"))
 
     def path(self, name: str) -> str:
         """Return the path at which a file is assembled."""
-        return "%s/files/%s" % (self.folder, name)  # `os.path.join` would take 20 ms for ten thousand files
+        return "%s/files/%s" % (self.folder, name)  # `os.path.join` would take 20 ms for ten thousand files.
 
     def size_of(self, index: int) -> int:
         """Return the length of a part in bytes; 0 if there is no such part."""
         return max(0, min(self.part_bytes, self.total - index * self.part_bytes))
 
     def places(self, index: int) -> Iterator[Tuple[str, int, int]]:
-        """Yield the ranges of files that a part fills: the file, the offset in the file, the number of bytes."""
+        """Yield the ranges of files that a part fills, as (file, offset in the file, number of bytes)."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self.starts, start) - 1
         while start < end:
@@ -225,7 +225,7 @@ class Incoming:
 
 
 def receive(root: str, options: Json) -> Answer:
-    """Receive parts from standard input until its end is announced."""
+    """Receive parts from standard input until the end of the stream is announced."""
     signal.signal(signal.SIGALRM, refuse_stalled)
     inflate, count = inflater(options["codec"]), 0
     incoming = Incoming(path_in(root, FOLDER, options["sha256"]))
@@ -237,7 +237,7 @@ def receive(root: str, options: Json) -> Answer:
             if size != incoming.size_of(index) or not size or sent > 2 * incoming.part_bytes + 4096:
                 raise Refusal("too_big", "part %d does not match the layout" % index)
             content = inflate(read_exactly(sent), size)
-            signal.alarm(0)  # the disk may be slow
+            signal.alarm(0)  # The alarm is for the sender; the disk may be slow.
             if len(content) != size or hashlib.sha256(content).digest() != sha256:
                 raise Refusal("wrong_digest", "part %d did not arrive as it was sent" % index)
             store_part(incoming, index, content)
@@ -251,7 +251,7 @@ def receive(root: str, options: Json) -> Answer:
 
 
 def store_part(incoming: Incoming, index: int, content: bytes) -> None:
-    """Store a part; a full disk is a refusal with the total size that is needed."""
+    """Store a part. If the disk is full, raise Refusal with the total size that is needed."""
     try:
         store(incoming, index, content)
     except OSError as error:
@@ -262,7 +262,7 @@ def store_part(incoming: Incoming, index: int, content: bytes) -> None:
 
 
 def store(incoming: Incoming, index: int, content: bytes) -> None:
-    """Write a part to its place in the files."""
+    """Write a part to its places in the files."""
     view = memoryview(content)
     for name, offset, length in incoming.places(index):
         path = incoming.path(name)
@@ -281,7 +281,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
 
 
 def read_exactly(size: int) -> bytes:
-    """Return `size` bytes of standard input; Refusal if the input ends earlier."""
+    """Return `size` bytes of standard input. Raise Refusal if the input ends earlier or stalls."""
     signal.alarm(STALL_S)
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
@@ -290,5 +290,5 @@ def read_exactly(size: int) -> bytes:
 
 
 def refuse_stalled(*_: Any) -> None:
-    """Refuse, because the sender has sent nothing for STALL_S seconds."""
+    """Raise Refusal, because the sender has sent nothing for STALL_S seconds."""
     raise Refusal("cut_stream", "nothing arrived for %d s" % STALL_S)

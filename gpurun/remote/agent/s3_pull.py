@@ -1,7 +1,7 @@
 """Pulls files by URLs, in parallel ranges: staged files from a bucket, public files from the web.
 
-The order comes on standard input. gpurun/remote/s3/__init__.py describes its content, and when a part or a file
-counts.
+The order comes on standard input. gpurun/remote/s3/__init__.py describes its content, and when a part or a file counts
+as pulled.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ RANGE_BYTES = 8 << 20
 TELL_S = 0.5
 TRIES, PAUSE_S = 3, 0.5
 PUBLIC = "0" * 64
-"""The digest of a part if only the whole file's digest is known."""
+"""The digest of a part if only the digest of the whole file is known."""
 # Permanent faults of a URL, which are not retried.
 FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 
 def pull(root: str, options: Json) -> Answer:
-    """Pull the missing files of an order; lines of progress follow, and a last line with the files that are here."""
+    """Pull the missing files of an order. Lines of progress follow, then a line with the files that have arrived."""
     order = json.loads(read_list(options))
-    os.environ.update(remembered_variables(root))  # The login's proxy variables, which urllib obeys.
+    os.environ.update(remembered_variables(root))  # urllib uses the login's proxy variables.
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(path_in(root, PULLED), exist_ok=True)
     here = held_files(root)
@@ -59,7 +59,7 @@ def pull(root: str, options: Json) -> Answer:
 
 
 class PulledFile:
-    """One file of the order, and how much of it is here."""
+    """One file of the order, and how much of it has arrived."""
 
     def __init__(self, root: str, entry: Json, here: Dict[str, Tuple[str, int]], origin: str = "") -> None:
         sha256, size, part_bytes = entry["sha256"], entry["bytes"], entry["part_bytes"]
@@ -73,7 +73,7 @@ class PulledFile:
         self.bytes: int = size
         self.part_bytes: int = part_bytes
         self.url: str = entry["url"]
-        # A hub in the user's private network is used as it was named; other addresses must be public and https.
+        # A hub in the user's private network is used as it was named. Other addresses must be public and https.
         is_plain = not self.is_public or (origin and self.url.startswith(origin + "/"))
         self.open = open_url if is_plain else opened_public
         self.digests: List[str] = [digest for _, digest in parts]
@@ -86,7 +86,7 @@ class PulledFile:
         self.path = path_in(root, PULLED, sha256)
         self.failed: Optional[Tuple[str, str]] = None
         self.left = set(range(len(parts)))
-        # A file that an earlier pack left here is not pulled either: `begin` will report it as held.
+        # A file that an earlier pack left is not pulled either; `begin` will report that file.
         path = here[sha256][0] if sha256 in here else None
         self.is_here = path is not None and (path == self.path or hash_file(path) == sha256)
         if self.is_here:
@@ -104,7 +104,7 @@ class PulledFile:
         return min(self.bytes, len(self.left) * self.part_bytes)
 
     def ranges(self) -> Iterator[Tuple[int, int]]:
-        """Yield runs of consecutive missing parts, each worth one request."""
+        """Yield ranges of consecutive missing parts, each of which is one request."""
         first = None
         for index in range(len(self.digests) + 1):
             is_wanted = index in self.left
@@ -115,7 +115,7 @@ class PulledFile:
                 first = index
 
     def take(self, index: int, data: bytes) -> bool:
-        """Store one part, if it has the right digest."""
+        """Store one part. Return False if it does not have the right digest."""
         size = min(self.part_bytes, self.bytes - index * self.part_bytes)
         try:
             content = self.inflate(data, size) if self.inflate else data
@@ -160,14 +160,14 @@ class Pulling:
         yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if f.is_here], "failed": failed})
 
     def line(self, event: Json) -> bytes:
-        """Return one line of the answer, which is sent before the next one is made."""
+        """Return one line of the reply, after sending the lines before it."""
         import sys
 
         sys.stdout.buffer.flush()
         return json.dumps(event).encode() + b"\n"
 
     def work(self) -> None:
-        """Pull one range after another, until none is left or the disk is full."""
+        """Pull one range after another, until none is left or the disk fails."""
         while self.trouble is None:
             with self.lock:
                 if not self.todo:
@@ -182,7 +182,7 @@ class Pulling:
                     self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
 
     def bring(self, file: PulledFile, first: int, end: int) -> None:
-        """Pull one range of a file; after a permanent or repeated fault, give up the whole file."""
+        """Pull one range of a file. After a permanent or repeated fault, give up the whole file."""
         tries = 0
         while first < end and file.failed is None:
             before = first
@@ -196,7 +196,7 @@ class Pulling:
                     first += 1
             except UrlRefused as refused:
                 tries = 1 if first > before else tries + 1
-                # A part is requested twice before it counts as altered, because the transfer may have been at fault.
+                # A part is requested twice before it counts as altered, because the transfer may have damaged it.
                 final = refused.code in FINAL and not (refused.code == "altered" and tries < 2)
                 if final or tries >= TRIES:
                     file.failed = (refused.code, str(refused))
@@ -206,7 +206,7 @@ class Pulling:
             self.settle(file)
 
     def settle(self, file: PulledFile) -> None:
-        """Rename a complete file to its digest; a public file only if its digest is right."""
+        """Rename a complete file to its digest. A public file is renamed only if its digest is right."""
         if file.left or file.is_here or file.failed is not None:
             return
         if file.is_public and hash_file(file.path + ".part") != file.sha256:

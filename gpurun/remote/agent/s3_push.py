@@ -1,7 +1,7 @@
-"""Pushes finished checkpoints to a bucket, so that they survive a closed laptop and the machine's end.
+"""Pushes finished checkpoints to a bucket, so that they survive if the client sleeps and the machine ends.
 
-gpurun/remote/s3/__init__.py describes the slots, the head and their invariants. `agent/push.json` has their
-presigned URLs and the key that signs the head: all of it is secret, and nothing of it is logged.
+gpurun/remote/s3/__init__.py describes the slots, the head and their invariants. `agent/push.json` has the presigned
+URLs of the slots and the head, and the key that signs the head. All of it is secret, and nothing of it is logged.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ BLOCK_BYTES = 1 << 20
 AT_ONCE = 4
 # Smaller files share slots.
 SMALL_BYTES = 1 << 20
-# Below this many slots of small files, new small files go into another slot.
+# With this many slots of small files, all small files are packed again.
 MOST_SMALL_SLOTS = 8
 # The most important files are pushed first, and get slots first.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
-# How long after the trainer's end unpushed files are still tried.
+# How many seconds after the trainer's end unpushed files are still tried.
 LAST_S = 1800.0
 
 
 class Later(Exception):
-    """A push is impossible now, and is tried again later; the message is safe to log."""
+    """A push is impossible now, and is tried again later. The message contains nothing secret."""
 
 
 def begin_push(root: str) -> Pusher:
-    """Start pushing in a thread; the keeper calls this if there is a bucket to push to."""
+    """Start pushing in a thread. The keeper calls this if there is a bucket to push to."""
     pusher = Pusher(root)
     pusher.thread.start()
     return pusher
 
 
 class Pusher:
-    """Watches the manifest, and pushes new files, until the trainer has ended and everything is pushed.
+    """Watches the manifest and pushes new files, until the trainer has ended and everything is pushed.
 
-    `sure` maps each file of the last head to its places. In `state`, `slots` are those of that head, `maybe` the slots
-    of heads that may have arrived, and `left` the bytes that have been sent to slots.
+    `sure` has, for each file of the last head, its places. In `state`, `slots` are the slots of that head, `maybe` the
+    slots of heads that may have arrived, and `left` the bytes that have been sent to slots.
     """
 
     def __init__(self, root: str) -> None:
@@ -67,13 +67,14 @@ class Pusher:
         self.plan: Optional[PushPlan] = None
         self.spending = threading.Lock()
         self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "maybe": []}
-        placed = places_noted(root)  # In a separate file, written once per head, because it may be long.
+        # The places are in a separate file, which is written once per head, because they may be long.
+        placed = places_noted(root)
         self.sure: Dict[str, List[Place]] = placed["sure"] if placed else self.state.pop("sure", {})
-        if placed and placed["seq"] > self.state["seq"]:  # A head was sent, and this process ended right afterwards.
+        if placed and placed["seq"] > self.state["seq"]:  # A head was sent, and the process ended right after that.
             self.state.update(seq=placed["seq"], manifest=placed["manifest"])
 
     def finish(self) -> None:
-        """Wait for the last push once the trainer has ended; not forever, and not after a request to stop at once."""
+        """Wait for the last push once the trainer has ended: at most LAST_S, and not after a request to stop now."""
         self.over.set()
         end = monotonic() + LAST_S
         while self.thread.is_alive() and monotonic() < end:
@@ -82,9 +83,9 @@ class Pusher:
             self.thread.join(0.2)
 
     def has_all(self) -> bool:
-        """Return whether the last head has the current latest and best checkpoints; the others are not needed.
+        """Return whether the last head has the current latest and best checkpoints. Other checkpoints are not needed.
 
-        For a command without checkpoints, it needs all outputs.
+        For a command without checkpoints, the head must have all outputs.
         """
         content = read_finished_list(self.root)
         if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
@@ -97,10 +98,10 @@ class Pusher:
         return bool(needed) and all(make_file_key(file) in self.sure for file in needed)
 
     def work(self) -> None:
-        """Push repeatedly; failures are retried, less and less often."""
+        """Push repeatedly. Failures are retried, less and less often."""
         pause_s = AGAIN_S
         while True:
-            is_last = self.over.is_set()  # Checked first, so that the trainer's last files are seen afterwards.
+            is_last = self.over.is_set()  # This is checked first, so that the trainer's last files are seen afterwards.
             began = monotonic()
             try:
                 self.push()
@@ -125,7 +126,7 @@ class Pusher:
         self.said = what
 
     def push(self) -> None:
-        """Push the files that the manifest has and the last head lacks; then the new head."""
+        """Push the files that are in the manifest but not in the last head, and then the new head."""
         content = read_finished_list(self.root)
         digest = hashlib.sha256(content).hexdigest()
         if not content or digest == self.state["manifest"]:
@@ -141,7 +142,8 @@ class Pusher:
             return
         plan.send(self.root, order["slots"], self.spend)
         maybe = sorted(set(self.state["maybe"]) | plan.slots)
-        self.note(dict(self.state, maybe=maybe))  # Before the head is sent: from now on these slots are not free.
+        # The state is saved before the head is sent: from now on these slots are not free.
+        self.note(dict(self.state, maybe=maybe))
         seq = self.state["seq"] + 1
         head = {"v": 1, "seq": seq, "run": order["run"], "left_out": plan.left_out, "places": plan.places}
         body = json.dumps(dict(head, manifest=plan.manifest_of_placed), sort_keys=True).encode()
@@ -153,7 +155,7 @@ class Pusher:
         self.said = ""
 
     def is_paid_for(self, plan: PushPlan, order: Json) -> bool:
-        """Return whether the budget allows the push: if each byte is charged, the budget is spread over the steps."""
+        """Return whether the budget allows the push. If each byte is charged, the budget is spread over the steps."""
         most = order.get("most_bytes")
         new_bytes = sum(length for _, pieces in plan.todo for _, _, length in pieces)
         if most is None or not new_bytes:
@@ -174,7 +176,7 @@ class Pusher:
 
 
 class PushPlan:
-    """The place of each file of one manifest; files of the last head stay where they are."""
+    """The place of each file of one manifest. Files of the last head stay where they are."""
 
     def __init__(
         self, digest: str, manifest: Json, order: Json, state: Json, sure: Dict[str, List[Place]]
@@ -188,7 +190,7 @@ class PushPlan:
         taken |= {*state["maybe"], *state.get("slots", ())}
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
         named = [entry for entry in manifest["files"] if raw_name(entry["name"])]
-        # Each byte is charged: push only the newest, in addition to what is there.
+        # If each byte is charged, push only the newest checkpoint, in addition to what is in the bucket.
         if order.get("most_bytes") is not None and manifest["latest"] is not None:
             new = [file for file in named if file["step"] == manifest["latest"] or make_file_key(file) in sure]
             self.left_out = [file["name"] for file in named if file not in new]
@@ -218,7 +220,7 @@ class PushPlan:
         self.places[entry["name"]] = places
 
     def put_small(self, entries: List[Json], sure: Dict[str, List[Place]]) -> None:
-        """Put new small files together into slots; if there are many such slots, repack all small files.
+        """Put new small files together into slots. If there are many such slots, pack all small files again.
 
         This frees the space of replaced files in old slots.
         """
@@ -242,7 +244,7 @@ class PushPlan:
 
     @property
     def slots(self) -> Set[int]:
-        """Return the slots that its head refers to."""
+        """Return the slots to which the plan's head refers."""
         return {slot for places in self.places.values() for slot, _, _ in places}
 
     @property
@@ -252,20 +254,21 @@ class PushPlan:
 
     @property
     def kept(self) -> Dict[str, List[Place]]:
-        """Return the places by name and digest: a file replaced under its name is another file."""
+        """Return the places by name and digest. A file that was replaced under its name counts as another file."""
         return {make_file_key(file): self.places[file["name"]] for file in self.manifest_of_placed["files"]}
 
     def check_whole(self) -> None:
-        """Raise Later if the new head would drop a complete older checkpoint without containing the newest one."""
+        """Raise Later if the new head would drop a complete older checkpoint without containing the newest."""
         newest = [file for file in self.manifest["files"] if file["step"] == self.manifest["latest"]]
         missing = [file["name"] for file in newest if file["kind"] in RANK and file["name"] in self.left_out]
         if missing:
             raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
 
     def send(self, root: str, urls: List[str], spend: Callable[[int], None]) -> None:
-        """Send every slot with new content, some in parallel; the first error ends it, and sent slots stay.
+        """Send every slot with new content, some in parallel. The first error ends this; sent slots stay.
 
-        `spend` is called with the bytes of each slot before they are sent, and afterwards with minus those not sent.
+        `spend` is called with the bytes of each slot before they are sent, and afterwards with minus those that were
+        not sent.
         """
         lock = threading.Lock()
         troubles: List[Exception] = []
@@ -289,7 +292,7 @@ class PushPlan:
                         spend(sum(gone) - size)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)) - 1)]
-        with suppress(RuntimeError):  # The trainer's loaders may use up a container's threads; then fewer send.
+        with suppress(RuntimeError):  # The trainer's loaders may use up a container's threads. Then fewer threads send.
             for thread in threads:
                 thread.start()
         work()
@@ -301,7 +304,7 @@ class PushPlan:
 
 
 def places_noted(root: str) -> Optional[Json]:
-    """Return where the files of the last head are, as recorded then; None before there was one."""
+    """Return where the files of the last head are, as recorded at that time; None if there was no head."""
     content = b"".join(map(bytes, stream(path_in(root, "agent", PLACES), 0, 1 << 32)[0]))
     try:
         return dict(json.loads(content)) if content else None
@@ -315,7 +318,7 @@ def make_file_key(entry: Json) -> str:
 
 
 def read_parts(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
-    """Yield the content of some parts of files in order; Later if a file was replaced meanwhile.
+    """Yield the content of some parts of files in order. Raise Later if a file was replaced meanwhile.
 
     `gone` collects the size of each block that was read.
     """

@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 SCRIPT, LOG, RECORD, LOCK = "setup.sh", "setup.log", "setup.json", "setup.lock"
 TAIL_BYTES = 4000
 TICK_S = 0.1
-# A process that survives a KILL for this long hangs in the kernel, or is another user's.
+# A process that survives a KILL for this long hangs in the kernel, or belongs to another user.
 KILLED_S = 10.0
-CANNOT_RUN = 126  # A shell's code for a program that exists and cannot be started.
+CANNOT_RUN = 126  # A shell's exit code for a program that exists but cannot be started.
 
 
 def setup(root: str, options: Json) -> Answer:
-    """Return the script's state, its last output, and its log from an offset on; with `--limit`, start it first.
+    """Return the script's state, its last output, and its log from an offset on. With `--limit`, start it first.
 
-    If it was started, has no recorded end and no watching process, it is "lost" or "rebooted": it is never started
-    again.
+    A script that was started but has no recorded end and no watching process is "lost" or, after a reboot, "rebooted".
+    It is never started again.
     """
     if "limit" in options:
         begin_setup(root, float(options["limit"]))
-    state, path = state_of(root), path_in(root, LOG)  # Read the state first: once it has ended, the log is complete.
+    # The state is read first: if it shows the script's end, the log is complete.
+    state, path = state_of(root), path_in(root, LOG)
     data, size = read_part(path, int(options["from"]), int(options["most"]))
     tail = read_part(path, max(0, size - TAIL_BYTES), TAIL_BYTES)[0].decode("utf-8", "replace")
     return dict(state, size=size, bytes=len(data), tail=tail), data
 
 
 def begin_setup(root: str, limit_s: float) -> None:
-    """Start a process that runs the script, once: recorded on disk before, so that no crash starts it twice."""
+    """Start a process that runs the script, once. This is recorded on disk first, so that no crash starts it twice."""
     held = lock(root, LOCK, 0.0)
     if held is None:
         return
@@ -53,26 +54,26 @@ def begin_setup(root: str, limit_s: float) -> None:
         command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "attend", "--root", root]
         try:
             with open(path_in(root, "agent", "agent.log"), "ab") as log:
-                # It has a login's environment, as if run by hand, because it is the user's own.
+                # The script is the user's own, so it gets a login's environment, as if the user had run it.
                 subprocess.Popen(
                     command, env=dict(os.environ, GPURUN_SETUP_OF=root), pass_fds=(held,), start_new_session=True,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 )  # fmt: skip
         except OSError:
-            os.unlink(path)  # It certainly did not run.
+            os.unlink(path)  # The script certainly did not run.
             raise
     finally:
-        os.close(held)  # Its supervising process holds a copy until it ends.
+        os.close(held)  # The script's watching process has a copy until it ends.
 
 
 def state_of(root: str) -> Json:
-    """Return the script's record, with its state, which depends on whether a process supervises the script."""
+    """Return the script's record with its state, which depends on whether a process watches the script."""
     if not os.path.lexists(path_in(root, "agent", RECORD)):
         return {"state": "none", "ran_s": 0.0, "exit_code": None, "signal": None}
     held = lock(root, LOCK, 0.0)
     if held is not None:
         os.close(held)
-    record = read(root, "agent", RECORD) or {}  # Once the lock is free, no process writes to it.
+    record = read(root, "agent", RECORD) or {}  # Once the lock is free, no process writes to the record.
     if "end" in record:
         return dict(record["end"])
     is_same_boot = record.get("boot_id") == boot_id()
@@ -82,9 +83,9 @@ def state_of(root: str) -> Json:
 
 
 def attend(root: str, _: Json) -> Answer:
-    """Run the script and wait for the end of its first process, or end all of it at its limit; record which.
+    """Run the script and wait for the end of its first process, or kill all of it at its limit. Record which happened.
 
-    Background processes of the script are not waited for, and live on.
+    Background processes of the script are not waited for, and continue to run.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     record = read(root, "agent", RECORD)
@@ -94,7 +95,7 @@ def attend(root: str, _: Json) -> Answer:
     while child is not None and code is None:
         is_late = monotonic() >= end_mono
         if is_late:
-            with suppress(OSError):  # Also by group, in case there is no /proc; it may just have ended.
+            with suppress(OSError):  # The group is killed too, in case there is no /proc. It may just have ended.
                 os.killpg(child.pid, signal.SIGKILL)
             end_setups(root)
             break
@@ -114,7 +115,7 @@ def attend(root: str, _: Json) -> Answer:
 
 
 def launch_script(root: str) -> Any:
-    """Start the script in a session of its own, by its `#!` or else by sh; return None if that fails."""
+    """Start the script in its own session, by its `#!` line or else by sh. Return None if that fails."""
     path = path_in(root, SCRIPT)
     with open(path_in(root, LOG), "ab") as log:
         try:
@@ -131,7 +132,7 @@ def launch_script(root: str) -> Any:
 
 
 def setups(root: str) -> Set[int]:
-    """Return the live processes of the set-up script: its own, those that it left running, and its supervisor."""
+    """Return the live processes of the set-up script: its own, those that it left running, and its watching process."""
     return find_marked(root, b"GPURUN_SETUP_OF=", RECORD, "pid")
 
 

@@ -1,4 +1,4 @@
-"""The notice that a machine is about to be taken away, which EC2 gives to the machine two minutes ahead."""
+"""The notice that a machine is about to be taken away, which EC2 gives on the machine two minutes before that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _listen(base_url: str, on_notice: Callable[[], None]) -> None:
 
 
 def is_given(base_url: str) -> bool:
-    """Return whether the metadata service (IMDSv2) has a notice; no answer, an error or nonsense means none."""
+    """Return whether the metadata service (IMDSv2) has a notice. No reply, an error or an invalid reply means none."""
     try:
         token = _request("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
         return bool(_request("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
@@ -36,9 +36,9 @@ def is_given(base_url: str) -> bool:
 
 
 def _request(method: str, url: str, header: str, value: str) -> str:
-    """Send a request with one header, and return the text of the answer; OSError (or HTTPError) if there is none."""
+    """Send a request with one header, and return the reply's text. Raise OSError (or HTTPError) if there is none."""
     request = urllib.request.Request(url, headers={header: value}, method=method)
-    # No proxy: this address is on the machine itself.
+    # No proxy is used, because this address is on the machine itself.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=TALK_S) as answer:
         return str(answer.read(4096).decode("ascii"))

@@ -1,4 +1,4 @@
-"""The base of every verb: refusals, this machine's clocks, and its files: read, replaced as a whole, and locked."""
+"""The base of every verb: refusals, the machine's clocks, and its files: read, replaced as a whole, and locked."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # everywhere in the agent: importing typing would cost each poll milliseconds
+# This is set everywhere in the agent, because importing typing would cost each poll milliseconds.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Union
 
     Json = Dict[str, Any]
-    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # one JSON line, then raw bytes
+    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # (one JSON line, raw bytes that follow it)
 
 MOST_PART_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
-MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files takes about twenty million bytes.
+MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files has about twenty million bytes.
 
 
 class Refusal(Exception):
-    """A negative answer with a stable code; `more` holds figures for the client."""
+    """A refusal of a call, with a stable code. `more` has further figures for the client."""
 
     def __init__(self, code: str, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -31,12 +32,12 @@ class Refusal(Exception):
 
 
 def monotonic() -> float:
-    """Return seconds that no clock setting changes, and that count sleep where the kernel can."""
+    """Return seconds by a clock that setting the time does not change. It includes sleep if the kernel can count it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Return a name for this boot, outside which monotonic times mean nothing."""
+    """Return an id of this boot; "" if unknown. Monotonic times can be compared only within one boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -45,7 +46,7 @@ def boot_id() -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use: a job of a cluster has some of its node's, however assigned."""
+    """Return how many cores this process may use. A cluster's job has only some cores of its node."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         threads = os.environ.get(name, "")
@@ -69,7 +70,7 @@ def read(*names: str) -> Any:
 
 
 def write(path: str, data: Json, durable: bool = True) -> None:
-    """Replace a JSON file as a whole."""
+    """Replace a JSON file as a whole; if `durable`, so that it survives a power failure."""
     temporary = "%s.%d.tmp" % (path, os.getpid())
     with open(temporary, "wb") as out:
         out.write(json.dumps(data, sort_keys=True).encode() + b"\n")
@@ -119,7 +120,7 @@ def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
 
 
 def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
-    """Return a regular file's bytes in blocks (each valid until the next), their number, and the file's size."""
+    """Return a regular file's bytes as blocks (each valid until the next), the number of bytes, and the file's size."""
     try:
         file, size = open_part(path, offset, most)
     except FileNotFoundError:
@@ -140,7 +141,7 @@ def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int
 
 
 def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
-    """Return a regular file, open at an offset, and its size; FileNotFoundError if there is none."""
+    """Return a regular file, open at an offset, and its size. Raise FileNotFoundError if it does not exist."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
     facts = os.fstat(file.fileno())
     if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
@@ -151,7 +152,7 @@ def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
 
 
 def lock(root: str, name: str, wait_s: float) -> Optional[int]:
-    """Return a kernel lock as a descriptor (closing it releases it), or None if another process holds it too long."""
+    """Return a kernel lock as a descriptor (close it to release the lock); None if it is not free within `wait_s`."""
     descriptor, end = os.open(path_in(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
     while True:
         try:
@@ -165,7 +166,7 @@ def lock(root: str, name: str, wait_s: float) -> Optional[int]:
 
 
 def locked(root: str, name: str, wait_s: float) -> int:
-    """Return the lock as `lock` does; Refusal `busy` if another process holds it for longer than `wait_s`."""
+    """Return the lock as `lock` does. Raise Refusal `busy` if another process holds it for longer than `wait_s`."""
     held = lock(root, name, wait_s)
     if held is None:
         raise Refusal("busy", "another call holds %s" % name)

@@ -1,4 +1,4 @@
-"""Leaves a machine that is kept: no process of the run remains there, and no file except requested ones."""
+"""Removes a run from a machine that is kept: all its processes, and all its files except requested ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WAIT_S = 20
 def farewell(root: str, options: Json) -> Answer:
     """End the trainer, the keeper and the set-up's processes at once; then remove the run's whole folder.
 
-    With `--keep out` the trainer's outputs stay, with `bundle` a command's own folder, because there is no other copy.
+    With `--keep out` the trainer's outputs stay, and with `bundle` a command's own folder: no other copy exists.
     """
     check_own(root)
     killed = len(trainers(root) | setups(root))
     end_setups(root)
     drop_secrets(root)
     stop(root, {"now": True, "reason": "farewell"})
-    # On a full disk, removing files first makes room for what must be written.
+    # On a full disk, the files are removed first, which makes space for what must be written.
     kept = tuple(name for name in str(options.get("keep") or "").split(",") if name in ("out", "bundle"))
     remove_names(root, {"bundle", "data", "out"}.difference(kept))
     # The keeper ends last, and by itself: only it knows the children that the trainer's processes left behind.
@@ -53,7 +53,7 @@ def farewell(root: str, options: Json) -> Answer:
 
 
 def remove_names(root: str, names: Set[str]) -> None:
-    """Remove files and folders of the run folder, as far as possible."""
+    """Remove files and folders of the run's folder, as far as possible."""
     for name in names:
         path = path_in(root, name)
         if os.path.isdir(path) and not os.path.islink(path):

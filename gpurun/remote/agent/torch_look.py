@@ -1,7 +1,7 @@
-"""Finds the machine's Python that has torch, and tests a kernel of it on every GPU.
+"""Finds the machine's Python that has torch, and tests a small kernel of torch on every GPU.
 
-All Pythons start in parallel, because a first import may take minutes over a network; then one after another uses the
-GPUs, because a GPU may be restricted to one process. Their standard error is reported.
+All Pythons start in parallel, because a first import may take minutes over a network. Then they use the GPUs one after
+another, because a GPU may be restricted to one process. Their standard error is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PLACES = (
     *("~/*/.venv/bin/python", "/workspace/*/.venv/bin/python"),
     *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
 )
-# It exits at once: unloading torch's modules takes a quarter of their import time.
+# The process ends without cleanup: unloading torch's modules takes a quarter of their import time.
 PROBE = """
 import hashlib, json, os, sys, torch
 try:
@@ -103,7 +103,7 @@ def find_torch(root: str, python: Optional[str] = None) -> Json:
 
 
 def pythons() -> List[str]:
-    """Return the usual Pythons of such machines, each once."""
+    """Return the usual Pythons of rented machines, without duplicates."""
     usual = [sys.executable, shutil.which("python3") or "", "/opt/pytorch/bin/python"]
     for place in PLACES:
         usual += sorted(glob.glob(os.path.expanduser(place)))
@@ -111,7 +111,7 @@ def pythons() -> List[str]:
 
 
 def rank(answer: Json) -> int:
-    """Return how suitable a Python is: torch, a GPU, a kernel that runs on each."""
+    """Return how suitable a Python is: 0 without torch, 1 without a GPU, 2 if a kernel failed, 3 if all ran."""
     devices = answer["devices"]
     if not answer["found"] or not (answer["cuda"] or devices):
         return int(answer["found"])
@@ -119,7 +119,7 @@ def rank(answer: Json) -> int:
 
 
 class Looks:
-    """The checks of all Pythons, or of the named one: started at once, with one time limit."""
+    """The checks of all Pythons, or of the named one: started together, with one time limit."""
 
     def __init__(self, root: str, python: Optional[str]) -> None:
         exported = remembered_variables(root)
@@ -127,9 +127,10 @@ class Looks:
         self.looks = [TorchProbe(program, exported) for program in ([python] if python else pythons())]
 
     def best(self, tell: Callable[[Json], None]) -> Json:
-        """Return the first Python whose torch works on every GPU, else the best one; it is remembered for `start`.
+        """Return the first Python whose torch works on all GPUs, else the best one; record it for `start`.
 
-        `looks` are the others that were waited for. `tell` is called every two seconds with those still running.
+        `looks` are the other Pythons that were waited for. `tell` is called every two seconds with those that still
+        run.
         """
         best: Json = dict(NOTHING, found=False, python=None)
         seen: List[TorchProbe] = []
@@ -165,7 +166,7 @@ class Looks:
             time.sleep(TICK_S)
 
     def words(self) -> str:
-        """Return which Pythons have not answered yet, and what they do."""
+        """Return which Pythons have not reported yet, and what each does."""
         importing = [look.python for look in self.looks if not (look.has_imported() or look.has_ended())]
         at_work = [look.python for look in self.looks if look.is_on_cards and not look.has_ended()]
         parts = [first_and_count(importing) + " to import torch"] if importing else []
@@ -174,7 +175,7 @@ class Looks:
 
 
 class TorchProbe:
-    """One Python running the probe; its output is in unnamed files."""
+    """One Python that runs the probe; its output goes to unnamed files."""
 
     def __init__(self, python: str, exported: Dict[str, str]) -> None:
         self.python, self.is_on_cards, self.failure = python, False, ""
@@ -189,15 +190,15 @@ class TorchProbe:
             self.failure = str(error.strerror)
 
     def has_imported(self) -> bool:
-        """Return whether it has reported its torch."""
+        """Return whether the probe has reported its torch."""
         return self.child is not None and b"\n" in content_of(self.out)
 
     def has_ended(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the probe has ended."""
         return self.child is None or self.child.poll() is not None
 
     def go(self) -> None:
-        """Let it use the GPUs."""
+        """Let the probe use the GPUs."""
         self.is_on_cards = True
         try:
             self.child.stdin.close()
@@ -205,13 +206,13 @@ class TorchProbe:
             return
 
     def answer(self) -> Json:
-        """Return its report; a torch that was imported counts as found, whatever happened with the GPUs."""
+        """Return the probe's report. A torch that was imported counts as found, whatever happened with the GPUs."""
         facts: Json = {}
         for line in content_of(self.out).splitlines():
             try:
                 facts.update(json.loads(line))
             except (TypeError, ValueError):
-                continue  # Output of an image's own sitecustomize.
+                continue  # An image's own sitecustomize printed this line.
         answer: Json = {name: facts.get(name, usual) for name, usual in NOTHING.items()}
         answer.update(found=bool(facts.get("version")), python=self.python if facts.get("version") else None)
         error, words = facts.get("error") or "", self.words()
@@ -223,17 +224,17 @@ class TorchProbe:
         return dict(answer, error=keep_end(words) or None)
 
     def as_record(self) -> Json:
-        """Return whether it answered, and its last output."""
+        """Return whether the probe ended in time, and its last error output."""
         return {"python": keep_end(self.python), "answered": self.has_ended(), "words": self.words()}
 
     def words(self) -> str:
-        """Return the last lines of its standard error."""
+        """Return the last lines of the probe's standard error, or why it did not start."""
         lines = [line.strip() for line in content_of(self.err).decode("utf-8", "replace").splitlines()]
         last = [line for line in lines if line and not line.startswith(("Traceback", 'File "<string>"'))]
         return keep_end(self.failure or " / ".join(last[-LAST_LINES:]))
 
     def end(self) -> None:
-        """End it with everything that it has started. One that hangs in the kernel (a lost GPU) is not waited for."""
+        """End the probe and all its children. A process that hangs in the kernel (a lost GPU) is not waited for."""
         if self.child is not None and self.child.poll() is None:
             try:
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -245,13 +246,13 @@ class TorchProbe:
 
 
 def content_of(file: Any) -> bytes:
-    """Return the output of a child so far, or its end if it is long; the child's own file position is unchanged."""
+    """Return a child's output so far, or only the end of a long one. The child's own file position is unchanged."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), MOST_OUTPUT_BYTES, max(0, size - MOST_OUTPUT_BYTES))
 
 
 def first_and_count(pythons: List[str]) -> str:
-    """Return the first Python, and how many others there are."""
+    """Return the first Python, and the number of the others."""
     more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
     return keep_end(pythons[0], 200) + more
 

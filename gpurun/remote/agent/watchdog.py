@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
 BEAT_S = 1.0
-# A process that survives a KILL for this long hangs in the kernel forever, as with a GPU that fell off the bus.
+# A process that survives a KILL for this long hangs in the kernel forever, for example because of a lost GPU.
 DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0
 TICK_S = 0.1
 LONGEST_S = 6 * 3600.0
@@ -33,14 +33,14 @@ LOOK_S = 0.5
 
 
 def keep(root: str, _: Json) -> Answer:
-    """Be the keeper (started by `ensure_keeper`, which passes its lock on)."""
+    """Run as the keeper. `ensure_keeper` starts this process and passes its lock on."""
     import ctypes
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     requests: List[str] = []
     signal.signal(signal.SIGTERM, lambda *_: requests.append("keeper_terminated"))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # An earlier one waits in the kernel.
-    if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so that none is missed
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # The kernel delivers an earlier signal now.
+    if sys.platform == "linux":  # Orphans of the trainer become children of the keeper, so that none is missed.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
         keeper = Keeper(root, requests)
@@ -64,9 +64,9 @@ def keep(root: str, _: Json) -> Answer:
 
 
 class Keeper:
-    """Watches one trainer, its lease and the request to stop; ends when every process of the trainer has ended.
+    """Watches one trainer, its lease and the request to stop. Ends when every process of the trainer has ended.
 
-    `requests` are the reasons to stop that only this process received. A full disk does not impair any of this.
+    `requests` are the reasons to stop that only this process received. All of this works on a full disk too.
     """
 
     def __init__(self, root: str, requests: List[str]) -> None:
@@ -82,7 +82,7 @@ class Keeper:
         self.oom_before = oom_kills()
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
-        if running:  # an earlier keeper was killed: adopt its trainer, whose exit code is lost
+        if running:  # An earlier keeper was killed. This one watches its trainer; the exit code is lost.
             self.pid = record["pid"] if record.get("pid") in running else min(running)
         else:
             self.launch()
@@ -127,13 +127,13 @@ class Keeper:
         kill_all(self.root)
 
     def keep(self) -> None:
-        """Wait for the end, enforce the lease and requests to stop, and record how it ended."""
+        """Wait for the trainer's end, enforce the lease and requests to stop, and record how the trainer ended."""
         while not self.is_over():
-            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, each check walks through /proc
+            time.sleep(TICK_S if self.child else BEAT_S / 2)  # Without a child, each check walks through /proc.
         self.finish(self.child.returncode if self.child else None)
 
     def is_over(self) -> bool:
-        """Check once, and act; return whether every process of the trainer has ended."""
+        """Check once, and act. Return whether the trainer has ended or cannot end; its processes are then killed."""
         try:
             if self.ended() or self.cannot_end():
                 kill_all(self.root)
@@ -143,12 +143,12 @@ class Keeper:
                 self.next_beat = monotonic() + BEAT_S
                 self.beat("running")
                 self.end_if_stuck()
-        except OSError as error:  # In any case, nothing else enforces the lease: try again at the next check.
+        except OSError as error:  # Nothing else enforces the lease, so the next check tries again.
             self.say("%s: %s" % (type(error).__name__, error))
         return False
 
     def enforce(self) -> None:
-        """Stop the trainer, or kill it, when the lease or a request says so; the earlier clock wins."""
+        """Stop the trainer, or kill it, if the lease or a request requires it. The earlier of two clocks counts."""
         request, lease, now = self.requested(), read(self.root, "agent", "lease.json") or {}, monotonic()
 
         def due(which: str) -> bool:
@@ -166,7 +166,7 @@ class Keeper:
             self.ask()
 
     def requested(self) -> Json:
-        """Return the request to stop, if any; one that only this process received is recorded for the next keeper."""
+        """Return the request to stop, if any. One that only this process received is recorded for the next keeper."""
         written: Json = read(self.root, "agent", "stop.json") or {}
         if written or not self.requests:
             return written
@@ -177,7 +177,7 @@ class Keeper:
         return {"now": False, "reason": self.requests[0]}
 
     def end_if_stuck(self) -> None:
-        """End a trainer that no longer makes progress: every process prints its stack, may save, and is killed."""
+        """End a trainer that makes no more progress: its processes print stacks, may save, and are then killed."""
         silent_s = self.pulse.overdue_s()
         if not silent_s or self.reason:  # A trainer that was asked to stop has its own time limit.
             return
@@ -191,10 +191,10 @@ class Keeper:
         self.kill()
 
     def ask(self, number: int = signal.SIGTERM) -> None:
-        """Signal torchrun's workers, to which torchrun itself would leave only 30 s; without workers, the trainer.
+        """Send a signal to torchrun's workers, or to the trainer if there are none.
 
-        srun has started the workers on several nodes, so they are not this process's descendants; a signal to srun
-        would end them at once.
+        torchrun itself would leave its workers only 30 s. On several nodes srun has started the workers, so they are no
+        descendants of this process, and a signal to srun would end them at once.
         """
         seen, mark = list_processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
 
@@ -207,17 +207,17 @@ class Keeper:
             if has(pid, b"LOCAL_RANK=") and not has(parent, b"LOCAL_RANK=")
             if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
-        # gpurun's own runner passes signals on, and must know of those that its command gets.
+        # gpurun's own runner passes signals on, and must know which signals its command gets.
         send_signal({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
 
     def say(self, what: str) -> None:
-        """Write to the agent's log, once for each problem."""
+        """Write a line to the agent's log, but not twice in a row."""
         if what != self.said:
             say(what)
         self.said = what
 
     def note(self, path: str, data: Json, durable: bool) -> bool:
-        """Write a state file if possible: a full disk must not end the keeper."""
+        """Write a state file if possible, and return whether that succeeded: a full disk must not end the keeper."""
         try:
             write(path, data, durable)
         except OSError as error:
@@ -226,7 +226,7 @@ class Keeper:
         return True
 
     def beat(self, state: str, **more: Any) -> None:
-        """Write the heartbeat; without disk space only its time, which needs none."""
+        """Write the heartbeat. Without disk space, set only the file's time, which needs none."""
         path = path_in(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
         if self.gpus:
@@ -245,7 +245,7 @@ class Keeper:
                 self.say("%s: %s" % (path, error))
 
     def finish(self, code: Optional[int]) -> None:
-        """Record the end; on a full disk, try for a minute."""
+        """Record the end. On a full disk, try again for a minute."""
         by_signal = code is not None and code < 0
         end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
         end.update(room(self.oom_before))
@@ -264,7 +264,7 @@ class Pulse:
     def __init__(self, root: str) -> None:
         self.root = root
         self.last: Any = None
-        # Not the lease's clock: while a laptop sleeps, its trainer does not train.
+        # Not the lease's clock: while a laptop sleeps, its trainer does not train either.
         self.seen_s = time.monotonic()
 
     def overdue_s(self) -> float:
@@ -280,9 +280,9 @@ class Pulse:
 
 
 def linger(root: str, job: Json, pusher: Pusher) -> None:
-    """Wait until no client has called for `linger_s`, then let the guard end the machine.
+    """Wait until no client has called for `linger_s`, and then let the guard end the machine.
 
-    The machine stays until its deadline if the bucket lacks files that a client would fetch.
+    If the bucket lacks files that a client would fetch, the machine stays until its deadline.
     """
     seen, since = last_heard(root), monotonic()
     while monotonic() - since < job["linger_s"]:

@@ -1,4 +1,4 @@
-"""Where objects are: the bucket and the prefix of their names."""
+"""The address of objects: the bucket, and the prefix of their names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BucketAddress:
 
 
 def parse_address(text: str) -> BucketAddress:
-    """Parse `s3://bucket/prefix`; UsageError for anything else."""
+    """Parse `s3://bucket/prefix`. Raise UsageError for anything else."""
     found = _ADDRESS.fullmatch(text)
     parts = (found[2] or "").split("/") if found else []
     if found is None or ".." in parts or "." in parts:

@@ -1,4 +1,4 @@
-"""The names of staged objects in a bucket, and the index of a file's parts; the package's docstring has the layout."""
+"""The names of staged objects in a bucket, and the index of a file's parts. The package has the layout."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gpurun.remote.chunks import MOST_SENT_BYTES, part_bytes_for
 from gpurun.remote.s3.s3_client import Bucket
 
 LEAST_BYTES = 256 << 10
-"""A smaller file goes over SSH with the others: it is not worth a separate request."""
+"""A smaller file is sent over SSH with the others: a separate request for it would take longer."""
 MOST_PARTS = 9_999
-"""S3's limit for the number of pieces; a file with more parts (above 80 GB) goes over SSH."""
+"""S3's limit for the number of pieces. A file with more parts (above 80 GB) is sent over SSH."""
 MOST_INDEX_BYTES = 1 << 20
 
 _Size = Annotated[int, Field(gt=0, le=MOST_SENT_BYTES)]
 
 
 class Index(BaseModel):
-    """Where the parts of one file are: the size of each, and the tag of the object that contains them."""
+    """The parts of one staged file: the size of each, and the tag of the object that contains them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -39,7 +39,7 @@ class Index(BaseModel):
 
 
 def is_worth_staging(size_bytes: int) -> bool:
-    """Return whether a file of this size goes through the bucket."""
+    """Return whether a file of this size is sent through the bucket."""
     return size_bytes >= LEAST_BYTES and -(-size_bytes // part_bytes_for(size_bytes)) <= MOST_PARTS
 
 
@@ -54,9 +54,9 @@ def index_key(bucket: Bucket, sha256: str) -> str:
 
 
 def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
-    """Return the index of a completely staged file; None if the object is missing, or was altered.
+    """Return the index of a completely staged file; None if the object is missing or was altered.
 
-    A different tag or size reveals an altered object at once; the digests reveal any other alteration.
+    A different tag or size reveals an altered object at once. The digests reveal any other change.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         return None
@@ -76,5 +76,5 @@ def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
 
 
 def forget(bucket: Bucket, sha256: str) -> None:
-    """Make a file count as not staged: the next run stages it again."""
+    """Make a file count as not staged, so that the next run stages it again."""
     bucket.drop(index_key(bucket, sha256))

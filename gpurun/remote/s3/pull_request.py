@@ -1,4 +1,4 @@
-"""Lets a machine pull staged or public files: it gets URLs over SSH, and its reports are checked.
+"""Lets a machine pull staged or public files: sends it URLs over SSH, and checks its reports.
 
 The package's docstring has the protocol.
 """
@@ -24,9 +24,9 @@ from gpurun.remote.s3.staged_files import StagedFile
 
 SIGNED_S = 3600.0
 MOST_PARTS_AT_ONCE = 100_000
-"""The most parts in one order, because the agent accepts an order of at most 32 MiB."""
+"""The maximum number of parts in one order: the agent accepts an order of at most 32 MiB."""
 MOST_FRESH = 5
-"""How many times fresh URLs are made for files that are still missing."""
+"""How often the files that are still missing are ordered, each time with fresh URLs."""
 
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -54,18 +54,18 @@ class _Line(BaseModel):
 
 
 class AsksForPull(Protocol):
-    """The part of a remote side that pulling needs."""
+    """The part of a `FarSide` that pulling needs."""
 
     def ask(
         self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float
     ) -> tuple[bytes, bytes]:
-        """Call the agent once, and write its answer to the sink."""
+        """Call the agent once, and pass its reply to the sink."""
         ...
 
 
 @dataclass
 class PullResult:
-    """The result of pulling: the digests of the `files` that arrived, why others `failed`, and the bytes transferred.
+    """The result of pulling: digests of `files` that arrived, reasons why others `failed`, and bytes transferred.
 
     `missing_bytes` is the total size of the files that have not arrived.
     """
@@ -80,10 +80,10 @@ def have_pulled(
     far: AsksForPull, bucket: Bucket, files: Sequence[StagedFile], came: PullResult, *,
     on_progress: Callable[[], None], timeout_s: float,
 ) -> None:  # fmt: skip
-    """Let the machine pull files, with fresh URLs if some have expired; the results of all calls are added to `came`.
+    """Let the machine pull files, with fresh URLs if some have expired. Add the results of all calls to `came`.
 
-    `on_progress` is called about twice a second; an exception ends the pulling. FarRefusal `disk_full` and others,
-    MachineLost, SetupError if no URL can be made.
+    `on_progress` is called about twice a second; an exception ends the pulling. Raise FarRefusal (`disk_full` and
+    others), MachineLost, or SetupError if no URL can be made.
     """
     for _ in range(MOST_FRESH):
         came.failed = {}
@@ -98,9 +98,9 @@ def have_downloaded(
     far: AsksForPull, files: Sequence[PublicFile], origin: str, came: PullResult, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Let the machine download public files; add the result to `came`. `origin` is the hub that the user named.
+    """Let the machine download public files, and add the result to `came`. `origin` is the hub that the user named.
 
-    Raises the same as `have_pulled`.
+    Raises the same errors as `have_pulled`.
     """
     came.failed = {}
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
@@ -110,7 +110,7 @@ def have_downloaded(
 
 
 def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
-    """Divide the files into groups, one for each order: an order has at most MOST_PARTS_AT_ONCE parts, or one file."""
+    """Divide the files into groups, one for each order. An order has at most MOST_PARTS_AT_ONCE parts, or one file."""
     batch: list[StagedFile] = []
     for file in files.values():
         if batch and sum(len(entry.sent) for entry in [*batch, file]) > MOST_PARTS_AT_ONCE:
@@ -125,7 +125,7 @@ def _order(
     far: AsksForPull, order: dict[str, object], requested: set[str], came: PullResult, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Send one order, for the files with the digests `requested`, and add its result to `came`."""
+    """Send one order, for the files with the digests in `requested`, and add its result to `came`."""
     content = canonical(order)
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
@@ -151,7 +151,7 @@ def _entry_for(bucket: Bucket, file: StagedFile) -> dict[str, object]:
 
 
 class _Progress:
-    """Receives the answer to an order: reports its lines of progress, and keeps its last line."""
+    """Receives the reply to an order: reports the lines of progress, and keeps the last line."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         self.line = bytearray()
@@ -182,7 +182,7 @@ class _Progress:
         self._on_progress()
 
     def last(self) -> _Line:
-        """Return the last line; FarRefusal if there was none."""
+        """Return the last line. Raise FarRefusal if there was none."""
         if self._last is None:
             refusal = refusal_in(bytes(self.line)) if self._has_line else None
             raise refusal or FarRefusal("cut_stream", "The instance stopped answering while it pulled the shards.")

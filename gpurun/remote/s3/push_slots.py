@@ -1,4 +1,4 @@
-"""What a machine may push, and where; the package's docstring has the layout."""
+"""The objects that a machine may push to a bucket; the package's docstring has the layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_SLOT_BYTES = 64 << 20
 MOST_SLOT_BYTES = 4 << 30
 """S3's limit for an object in one request is 5 GiB."""
 KEPT_CHECKPOINTS = 5
-"""The trainer keeps the two latest checkpoints and the best; two more may be replacing them."""
+"""The trainer keeps the two latest checkpoints and the best one; two more may be replacing them."""
 
 
 def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
@@ -22,12 +22,12 @@ def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
 
 
 def slot_key(folder: str, number: int) -> str:
-    """Return the name of a slot below the run's folder in the bucket."""
+    """Return the name of a slot in the run's folder in the bucket."""
     return f"{folder}/slot-{number:03d}"
 
 
 def head_key(folder: str) -> str:
-    """Return the name of the list of the slots' content."""
+    """Return the name of the list of the slots' contents."""
     return f"{folder}/head"
 
 
@@ -44,7 +44,7 @@ def push_order(
 ) -> bytes:
     """Return the agent's push order, a secret: presigned URLs valid for `seconds`, and the key that signs the head.
 
-    If each transferred byte is charged, the agent pushes at most `most_bytes`, spread over `steps`.
+    If transfers cost money, the agent pushes at most `most_bytes`, spread over `steps`.
     """
     slots = [bucket.url_to_put(slot_key(folder, number), seconds).reveal() for number in range(SLOTS)]
     head = bucket.url_to_put(head_key(folder), seconds).reveal()

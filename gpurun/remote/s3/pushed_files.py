@@ -1,4 +1,4 @@
-"""Reads what a machine has pushed to a bucket: nothing is trusted that the run's own key has not signed."""
+"""Reads what a machine has pushed to a bucket. Nothing is trusted that is not signed with the run's own key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Fi
 
 
 class _Head(BaseModel):
-    """The content of the slots; `manifest` is the trainer's, reduced to the files that are in slots."""
+    """The content of the slots. `manifest` is the trainer's manifest, reduced to the files that are in slots."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -48,7 +48,7 @@ class _Head(BaseModel):
 
 @dataclass(frozen=True)
 class Pushed:
-    """The complete files in the bucket: their manifest, their places, and the names of files that had no room."""
+    """The complete files in the bucket: their manifest, their places, and the names of files that did not fit."""
 
     manifest: Manifest
     places: Mapping[str, tuple[tuple[int, int, int], ...]]
@@ -59,8 +59,8 @@ class Pushed:
 def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: int) -> Pushed | None:
     """Return what a run has pushed; None if it has pushed nothing.
 
-    CollectFailed if the list was not signed by the run's machine, or is invalid; `most_bytes` is the limit of this
-    disk.
+    `most_bytes` is the limit of the local disk. Raise CollectFailed if the list is invalid, or was not signed by the
+    run's machine.
     """
     content = bucket.get(head_key(folder), MOST_HEAD_BYTES)
     if content is None:
@@ -87,9 +87,9 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
 
 
 def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, expected: WantedFile, into: Path) -> Path:
-    """Download one of the files; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
+    """Download one of the files. It gets its name once its digest is right. See `gpurun.remote.download.fetch`.
 
-    MachineLost if the bucket stops answering; another call resumes the download.
+    Raise MachineLost if the bucket stops replying. Another call resumes the download.
     """
     places = pushed.places[expected.name]
 
@@ -107,7 +107,7 @@ def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, expected: WantedFi
 def gather_pushed(
     bucket: Bucket, folder: str, pushed: Pushed, files: Sequence[ManifestFile], take: TakeFile
 ) -> None:  # fmt: skip
-    """Receive small files; files that are adjacent in a slot come in one request. MachineLost as above."""
+    """Receive small files; adjacent files in a slot arrive in one request. Raise MachineLost as `fetch_pushed` does."""
     placed = sorted((pushed.places[file.name], file.name, file) for file in files if len(pushed.places[file.name]) == 1)
     runs: list[tuple[int, int, list[ManifestFile]]] = []
     end = (-1, 0)
@@ -129,7 +129,7 @@ def gather_pushed(
 
 
 def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where a range of a file is in the bucket: the slot, the offset in the slot, the number of bytes."""
+    """Yield where a range of a file is in the bucket: the slot, the offset in it, and the number of bytes."""
     begin = 0
     for slot, start, size in places:
         first, end = max(offset, begin), min(offset + most, begin + size)

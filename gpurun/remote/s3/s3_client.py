@@ -1,6 +1,6 @@
-"""Access to a bucket: every exchange with S3 or a compatible service, with answers checked and refusals explained.
+"""Access to a bucket: every exchange with S3 or a compatible service. Replies are checked, refusals explained.
 
-boto3 finds the key in its usual way (environment, profile, AWS_ENDPOINT_URL_S3 for another service).
+boto3 finds the key in its usual way (environment, profile; AWS_ENDPOINT_URL_S3 for another service).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpurun.remote.s3.address import BucketAddress
 from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, explain_s3_refusal, skewed_clock_error
 
 MOST_SIGNED_S = 7 * 24 * 3600
-"""The limit for a presigned URL (SigV4); it also ends with the credentials that signed it."""
+"""The limit for a presigned URL (SigV4). The URL also ends with the credentials that signed it."""
 FALLBACK_REGION = "us-east-1"
-# Seconds to connect, seconds without an answer, tries: while nothing is paid for, and while a machine is.
+# Seconds to connect, seconds without a reply, tries: while nothing is billed, and while a machine is.
 PATIENT, BRISK = (5, 60, 4), (3, 5, 2)
 _BLOCK_BYTES = 1 << 20
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
-# Operations on objects that may be missing. A repeated end counts as done by the first one.
+# Operations on objects that may be missing. If an upload is finished a second time, the first time counts.
 _MAY_LACK = frozenset({"get_object", "head_object", "delete_object", "list_parts", "complete_multipart_upload"})
 
 
@@ -40,9 +40,9 @@ class Head:
 
 
 class Bucket:
-    """One bucket. Several threads may use it. Each method raises SetupError or BucketLost.
+    """One bucket, for use by several threads. Each method may raise SetupError or BucketLost.
 
-    `is_paid` means that a billed machine waits for the answer, so each call gives up soon.
+    `is_paid` means that a billed machine is waiting for the reply, so each call gives up soon.
     """
 
     def __init__(self, address: BucketAddress, clock: Clock, *, is_paid: bool = False) -> None:
@@ -62,7 +62,7 @@ class Bucket:
 
     @property
     def has_session(self) -> bool:
-        """Return whether the key belongs to a session: when that ends, all URLs signed with the key expire."""
+        """Return whether the key belongs to a session. When the session ends, all URLs signed with the key expire."""
         self._client()
         try:
             found = self._session.keyed().get_credentials()
@@ -72,11 +72,11 @@ class Bucket:
 
     @property
     def region(self) -> str:
-        """Return the bucket's own region, once `look` has found it."""
+        """Return the bucket's own region, once `look` has found it; until then the configured one."""
         return self._region or str(self._client().meta.region_name)
 
     def look(self) -> None:
-        """Check that the bucket exists and may be read; learn its region."""
+        """Check that the bucket exists and may be read. Find its region."""
         answer = self._call("list_objects_v2", "", Prefix=self.address.key(), MaxKeys=1)
         if answer.keys().isdisjoint(("Name", "KeyCount", "IsTruncated")):
             what = f"{self.endpoint} answers, but not like S3."
@@ -91,7 +91,7 @@ class Bucket:
             self._made = None
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
-        """Return a small object's content; None if it is missing, or larger than `most_bytes`."""
+        """Return a small object's content; None if it is missing or larger than `most_bytes`."""
         answer = self._call("get_object", key, Key=key)
         if answer is None:
             return None
@@ -100,7 +100,7 @@ class Bucket:
         return content if len(content) <= most_bytes else None
 
     def stream(self, key: str, offset: int, size: int) -> Iterator[bytes]:
-        """Yield a part of an object as it arrives; nothing if there is no such object."""
+        """Yield a range of an object as it arrives; nothing if the object is missing."""
         answer = self._call("get_object", key, Key=key, Range=f"bytes={offset}-{offset + size - 1}")
         if answer is None:
             return
@@ -122,12 +122,12 @@ class Bucket:
             after = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def head(self, key: str) -> Head | None:
-        """Return an object's size and tag; None if the object is missing, or archived (then reading takes hours)."""
+        """Return an object's size and tag; None if it is missing or archived (reading it would take hours)."""
         answer = self._call("head_object", key, Key=key)
         return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _tag(answer))
 
     def put(self, key: str, content: bytes) -> str:
-        """Put a whole object there, and return its tag."""
+        """Write a whole object, and return its tag."""
         return _tag(self._call("put_object", key, Key=key, Body=content))
 
     def drop(self, key: str) -> None:
@@ -135,16 +135,16 @@ class Bucket:
         self._call("delete_object", key, Key=key)
 
     def begin(self, key: str) -> str:
-        """Start an object in several pieces; return the upload's id."""
+        """Start an object that is sent in several pieces. Return the upload's id."""
         return str(self._call("create_multipart_upload", key, Key=key)["UploadId"])
 
     def put_piece(self, key: str, upload: str, number: int, content: bytes) -> str:
-        """Put one piece there, and return its tag."""
+        """Send one piece, and return its tag."""
         request = {"Key": key, "UploadId": upload, "PartNumber": number, "Body": content}
         return _tag(self._call("upload_part", key, **request))
 
     def pieces(self, key: str, upload: str) -> dict[int, str] | None:
-        """Return the tags of the existing pieces, by number; None if there is no such upload any more."""
+        """Return the tags of the existing pieces, by number; None if the upload no longer exists."""
         found: dict[int, str] = {}
         after = 0
         while True:
@@ -157,7 +157,7 @@ class Bucket:
             after = int(answer["NextPartNumberMarker"])
 
     def finish(self, key: str, upload: str, tags: dict[int, str]) -> None:
-        """Join the pieces into one object."""
+        """Join all pieces into one object."""
         pieces = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(tags.items())]
         request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": pieces}}
         self._call("complete_multipart_upload", key, **request)
@@ -197,7 +197,7 @@ class Bucket:
                 if code in SKEWED and is_last:
                     raise skewed_clock_error(self._ahead_s(response), self.endpoint) from None
                 if code in SKEWED | UNKNOWN_KEY and not is_last:
-                    # The key may have been renewed, or the laptop may have slept after signing.
+                    # The key may have been renewed, or this computer may have slept after signing.
                     self._session = AwsSession(self._clock)
                     continue
                 self._tell(error, operation, key)
@@ -210,14 +210,14 @@ class Bucket:
             self._tell(error, "get_object", "")
 
     def _ahead_s(self, answer: Any) -> float | None:
-        """Return how far this machine's clock is ahead of the answer's date; None if it has no date."""
+        """Return how far this computer's clock is ahead of the reply's date; None if the reply has no date."""
         try:
             return self._clock.wall() - parsedate_to_datetime(_headers(answer).get("date", "")).timestamp()
         except (ValueError, TypeError, OverflowError):
             return None
 
     def _tell(self, error: Exception, operation: str, key: str) -> NoReturn:
-        """Raise the translated error."""
+        """Raise the SDK's error as one of gpurun's errors."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
         if isinstance(error, SetupError | BucketLost):
@@ -246,7 +246,7 @@ class Bucket:
             if self._made is None or self._made_of is not session:
                 from botocore.config import Config  # type: ignore[import-untyped]
 
-                # Checksums only if S3 requires them: some compatible services do not know the new ones.
+                # Checksums are sent only if S3 requires them: some compatible services do not know the new ones.
                 connect_s, read_s, tries = self._waits
                 config = Config(
                     connect_timeout=connect_s,
@@ -269,7 +269,7 @@ def _headers(answer: Any) -> dict[str, str]:
 
 
 def _is_archived(answer: Any) -> bool:
-    """Return whether an object must be restored before it can be read: a rule of the bucket may archive it."""
+    """Return whether an object must be restored before it can be read. A rule of the bucket may archive objects."""
     is_away = answer.get("StorageClass") in ("GLACIER", "DEEP_ARCHIVE") or bool(answer.get("ArchiveStatus"))
     return is_away and 'ongoing-request="false"' not in str(answer.get("Restore"))
 

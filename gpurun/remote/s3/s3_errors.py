@@ -1,4 +1,4 @@
-"""The meaning of S3's refusals: what is missing, by its name, and what to do."""
+"""Explains S3's refusals: what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ ACTIONS = {
 
 SKEWED = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture", "RequestExpired"})
 PASSING = frozenset({"RequestTimeout", "IncompleteBody", "TooManyRequests", "SlowDown", "408", "429", "NoSuchUpload"})
-"""A slow or broken connection, throttling, or an upload that was aborted elsewhere, which is started again:
-S3 reports these as errors of the client."""
+"""A slow or broken connection, throttling, or an upload that was aborted elsewhere and is started again.
+
+S3 reports these as errors of the client.
+"""
 _NO_BUCKET = frozenset({"NoSuchBucket", "InvalidBucketName"})
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden", "MethodNotAllowed"})
 _ELSEWHERE = frozenset(
@@ -41,7 +43,7 @@ _MISSING = re.compile(r"not authorized to perform: (s3:\w+)")
 
 
 class BucketLost(GpurunError):
-    """The bucket did not answer; the request may be repeated."""
+    """The bucket did not reply. The request may be repeated."""
 
     exit_code = SetupError.exit_code
 
@@ -53,7 +55,10 @@ class BucketLost(GpurunError):
 def explain_s3_refusal(
     operation: str, code: str, words: str, region: str, key: str, place: BucketAddress, endpoint: str
 ) -> SetupError:
-    """Return the error for a refusal of S3; `region` is the bucket's own if S3 reported it, `key` the object's name."""
+    """Return the error for a refusal of S3.
+
+    `region` is the bucket's own if S3 reported it, `key` is the object's name.
+    """
     message, status = words.rstrip("."), f"{endpoint} said {code}"
     if code in _NO_BUCKET:
         what = f"There is no bucket {place.bucket} at {endpoint}."
@@ -80,7 +85,10 @@ def explain_s3_refusal(
 
 
 def skewed_clock_error(ahead_s: float | None, endpoint: str) -> SetupError:
-    """Return the error for clocks that differ by more than S3 allows (AWS: 15 minutes); None if S3 sent no time."""
+    """Return the error for clocks that differ by more than S3 allows (AWS: 15 minutes).
+
+    `ahead_s` is None if S3 sent no time.
+    """
     what = f"{endpoint} refuses requests because of this machine's clock"
     if ahead_s is not None:
         what += f", which is {abs(ahead_s) / 60:.0f} min {'ahead of' if ahead_s > 0 else 'behind'} its own"

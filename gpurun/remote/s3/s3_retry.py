@@ -1,4 +1,4 @@
-"""Waits for a bucket that temporarily does not answer."""
+"""Waits for a bucket that temporarily does not reply."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def retry_bucket_call(
     raise_if_stopped: Callable[[], None] = lambda: None,
     moved: Callable[[], object] = lambda: None,
 ) -> T:
-    """Repeat a call until the bucket answers; raise the last BucketLost or MachineLost when patience ends.
+    """Repeat a call until the bucket replies. Raise the last BucketLost or MachineLost after `patience_s`.
 
-    `raise_if_stopped` is called before each attempt; its exception ends the wait. If `moved` returns
-    another value after an attempt, the attempt has made progress, and the patience starts again.
+    `raise_if_stopped` is called before each attempt, and its exception ends the wait. If `moved` returns another value
+    after an attempt, that attempt has made progress, and the waiting time starts again.
     """
     retry, seen = Retry(clock, AGAIN_S, limit_s=patience_s), moved()
 

@@ -1,4 +1,4 @@
-"""Uploads one file to the bucket: read, compressed and sent at the same time, in pieces that survive interruptions."""
+"""Uploads one file to a bucket: reads, compresses and sends at the same time, and continues after interruptions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 
 PIECE_BYTES = 8 << 20
-"""The size of every piece except the last: S3 accepts none below 5 MiB, and R2 requires one size for all."""
+"""The size of every piece except the last. S3 accepts none below 5 MiB, and R2 requires one size for all."""
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class FileDigests:
-    """The sha256 of a file, and of each of its parts, as they were when the file was read here."""
+    """The sha256 of a file and of each of its parts, as they were when the file was read on this computer."""
 
     sha256: str
     part_bytes: int
@@ -37,7 +37,7 @@ class FileDigests:
 
 
 def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> FileDigests:
-    """Read a file once, for its digests; UsageError `pack.changed` if it differs from the surveyed file."""
+    """Read a file once, for its digests. Raise UsageError `pack.changed` if it differs from the surveyed file."""
     known: dict[str, str] = {}
     parts = Parts([file], known)
     for index in range(parts.count):
@@ -49,14 +49,14 @@ def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> FileDi
 def stage_file(
     bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
 ) -> Index:
-    """Return the index of a file that is now in the bucket; existing content is not sent again.
+    """Return the index of a file after uploading it to the bucket. Existing content is not sent again.
 
     `notes` is a folder for state that must survive a crash: the next call continues with the existing pieces. `on_sent`
-    is called with the bytes of each sent piece, on any thread, and with 0 while another run sends the same file;
-    an exception ends the upload.
+    is called with the bytes of each sent piece, on any thread, and with 0 while another run sends the same file. An
+    exception of it ends the upload.
     """
     make_private(notes)
-    # If two runs have the same shards, the second finds them there.
+    # If two runs have the same shards, the second one finds them in the bucket.
     with exclusive(notes / f"{digests.sha256}.lock", meanwhile=lambda: on_sent(0)):
         index = find_staged(bucket, digests.sha256, file.bytes)
         if index is None:
@@ -66,7 +66,7 @@ def stage_file(
 
 
 class _Sending:
-    """One file being uploaded; `notes` has a line for the upload, one for each existing piece, and one for the end."""
+    """One file being uploaded. `notes` has lines for the upload, for each existing piece, and for the end."""
 
     def __init__(
         self, bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
@@ -83,7 +83,7 @@ class _Sending:
         self._noting = threading.Lock()
 
     def send(self) -> Index:
-        """Send what is missing, then the index."""
+        """Send what is missing, and then the index."""
         sent = self._recall() or self._send_pieces()
         head, digests = self._bucket.head(self._key), self._digests
         if head is None or head.bytes != sum(sent):
@@ -94,7 +94,7 @@ class _Sending:
         return index
 
     def _send_pieces(self) -> list[int]:
-        """Compress each part, and send the result in pieces of one size; return the compressed bytes of each part."""
+        """Compress each part and send the result in pieces of one size. Return the compressed size of each part."""
         sent: list[int] = []
         rest, waiting = bytearray(), set[Future[None]]()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -124,7 +124,7 @@ class _Sending:
         return sent
 
     def _submit(self, pool: ThreadPoolExecutor, content: bytes, *, is_last: bool = False) -> Future[None]:
-        """Start sending the next piece; a file of a single piece needs no multipart upload."""
+        """Start to send the next piece. A file of a single piece needs no multipart upload."""
         if is_last and not self._upload:
             return pool.submit(self._put_whole, content)
         if not self._upload:
@@ -140,7 +140,7 @@ class _Sending:
         self._on_sent(len(content))
 
     def _put_piece(self, number: int, content: bytes) -> None:
-        """Send a piece, unless the same piece is there: another zstd version may have made a different one."""
+        """Send a piece, unless the same piece exists: another zstd version may have made a different one."""
         self._on_sent(0)
         sha256 = hashlib.sha256(content).hexdigest()
         there_sha256, tag = self._there.get(number, ("", ""))
@@ -151,7 +151,7 @@ class _Sending:
         self._tags[number] = tag
 
     def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
-        """Wait until at most `most` pieces are being sent; raise the error of any piece."""
+        """Wait until at most `most` pieces are being sent. Raise the error of any piece."""
         while len(waiting) > most:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for piece in done:
@@ -163,16 +163,17 @@ class _Sending:
             notes.write(json.dumps(line) + "\n")
 
     def _recall(self) -> list[int]:
-        """Continue an interrupted upload: return the pieces that S3 has with the recorded tag.
+        """Prepare to continue an interrupted upload: note the pieces that S3 has with the recorded tag.
 
-        If all pieces were joined already, and only the answer was lost, return the compressed bytes of each part.
+        Return the compressed size of each part if all pieces were joined before, and only the reply was lost; else an
+        empty list.
         """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]
         place = (self._key, self._bucket.address.bucket)
         begun = [record for record in noted if (record.get("key"), record.get("bucket")) == place]
         there: dict[int, str] | None = None
-        with suppress(SetupError):  # Without permission to list the pieces, they are sent again.
+        with suppress(SetupError):  # Without permission to list the pieces, all are sent again.
             there = self._bucket.pieces(self._key, str(begun[-1]["upload"])) if begun else None
         if there is None:
             ends = [list(record["whole"]) for record in noted if "whole" in record]

@@ -1,4 +1,4 @@
-"""Records, before anything is rented, what a run has in the bucket; the run's upload relies on this record."""
+"""Records what a run has in a bucket before anything is rented. The run's upload uses this record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.remote.s3.s3_upload import FileDigests
 
 
 class StagedFile(Frozen):
-    """One file: its state here when it was read, the digests found then, and where its parts are."""
+    """The record of a file: its state on this computer when it was read, its digests then, and its parts' sizes."""
 
     name: str
     seen: tuple[int, ...]
@@ -30,7 +30,7 @@ class StagedFile(Frozen):
 
 
 class Staged(Frozen):
-    """The files of one run that are in the bucket."""
+    """The files of one run that are in a bucket."""
 
     v: Literal[1] = 1
     url: str
@@ -38,7 +38,7 @@ class Staged(Frozen):
 
 
 def staged_file(file: PackedFile, digests: FileDigests, index: Index) -> StagedFile:
-    """Return the record of a file that was staged."""
+    """Return the record of a staged file."""
     return StagedFile(
         name=file.name,
         seen=file.seen,
@@ -51,7 +51,7 @@ def staged_file(file: PackedFile, digests: FileDigests, index: Index) -> StagedF
 
 
 def read_staged(path: Path) -> Staged | None:
-    """Return the record; None if there is none."""
+    """Return the record; None if it is missing or unreadable."""
     try:
         return Staged.from_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

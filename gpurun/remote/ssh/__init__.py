@@ -1,7 +1,8 @@
-"""A machine over SSH: one kept connection, only to the expected host key.
+"""A machine over SSH: one connection, which is kept open, and only to the expected host key.
 
-`ssh_machine` implements `Machine`, `program` feeds and drains one program, and `connection` reaches the host: only it
-and `transport`, which adapts paramiko, know paramiko, which is loaded at the first connection.
+`ssh_machine` implements `Machine`. `program` writes and reads one program's input and output. `connection` connects to
+the host. Only `connection` and `transport`, which adapts paramiko, use paramiko, which is loaded at the first
+connection.
 """
 
 from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump

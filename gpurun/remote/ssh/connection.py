@@ -1,6 +1,6 @@
-"""One SSH connection to the host with the expected key; only this module and `transport` know paramiko.
+"""One SSH connection to the host with the expected key. Only this module and `transport` use paramiko.
 
-Whatever the other end sends, every step has a time limit; `transport` limits how much of it is read and trusted.
+Whatever the server sends, every step has a time limit. `transport` limits how much of it is read and trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHANNEL_S = 60.0
 ROOM_S = 1.0
 ROOM_LOOK_S = 0.02
 KEEPALIVE_S = 15
-# A window as large as the largest reply: the remote side never waits for us, however long the round trip.
+# A window as large as the largest reply: the server never waits for us, however long the round trip is.
 WINDOW_BYTES = MOST_REPLY_BYTES
 PACKET_BYTES = 64 << 10
 _CIPHERS = (
@@ -46,7 +46,7 @@ _CIPHERS = (
     "aes256-ctr",
 )
 
-# Makes a connection within the given seconds.
+# Makes a connection within the given number of seconds.
 Dial = Callable[[float], TimedSocket]
 _MOST_LINES = 6
 _FEWER = (
@@ -64,12 +64,12 @@ _KINDS: dict[str, type[paramiko.PKey]] = {
     **dict.fromkeys((f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), paramiko.ECDSAKey),
 }
 
-# paramiko would log the other end's text, and a logger without a handler prints to the terminal.
+# paramiko would log the server's text, and a logger without a handler prints to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class ParamikoConnection:
-    """An established login, for several threads; its maker closes it."""
+    """A completed login, for use by several threads. Whoever made it closes it."""
 
     def __init__(self, transport: Transport, wire: TimedSocket, where: str) -> None:
         self.where = where
@@ -81,19 +81,19 @@ class ParamikoConnection:
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is open; a connection that has just broken may still look open."""
+        """Return whether the connection is open. If it has just broken, it may still look open."""
         return self._transport.is_active()
 
     @property
     def heard_mono(self) -> float:
-        """Return the monotonic time at which the last byte arrived; while a thread reads it, the time now."""
+        """Return the monotonic time when the last byte arrived; the time now while a thread is reading."""
         return self._wire.clock.monotonic() if self._transport.is_taking else self._wire.heard_mono
 
     def channel(self, window_bytes: int = WINDOW_BYTES, take: Take | None = None) -> paramiko.Channel | None:
-        """Return a new channel, for one program; None if there is no room beside the open ones.
+        """Return a new channel for one program; None if the server allows no more beside the open ones.
 
         Data from the program is kept until it is read or, with `take`, passed on at once by the connection's own
-        thread. Raises the errors of the library.
+        thread. Raises paramiko's errors.
         """
         clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
@@ -105,7 +105,7 @@ class ParamikoConnection:
                 is_answered = self.alive and clock.monotonic() - asked_mono < CHANNEL_S
                 if is_answered and self._has_open():
                     return None
-                # Otherwise the server may just be about to notice that the previous program has ended.
+                # Otherwise the server may not yet have noticed that the previous program has ended.
                 if not is_answered or clock.monotonic() >= end_mono:
                     raise
                 clock.sleep(ROOM_LOOK_S)
@@ -117,9 +117,10 @@ class ParamikoConnection:
         return channel
 
     def onward(self, address: Address, limit_s: float) -> paramiko.Channel:
-        """Return a channel to another host through this one; raises the errors of the library.
+        """Return a channel to another host through this one. Raises paramiko's errors.
 
-        It ends if nothing arrives for long; the connection that uses it requests signs of life, so something should.
+        The channel ends if nothing arrives for a long time. The connection that uses it requests signs of life, so
+        something should arrive.
         """
         to = (address.host, address.port)
         channel = self._transport.open_channel(
@@ -129,12 +130,12 @@ class ParamikoConnection:
         return channel
 
     def _has_open(self) -> bool:
-        """Return whether a program is open here whose end the server has not reported."""
+        """Return whether a program is open whose end the server has not reported."""
         with self._counting:
             return any(not channel.closed for channel in self._channels)
 
     def close(self) -> None:
-        """Close the connection, with its thread and its socket; harmless if it has ended."""
+        """Close the connection with its thread and its socket, even if it has ended."""
         _end(self._transport, self._wire)
 
 
@@ -148,8 +149,8 @@ def connect(
 ) -> ParamikoConnection:
     """Log in to the host with the expected key, using the keys of `identities` and nothing else.
 
-    MachineLost if it cannot be reached or does not accept a key (yet), HostKeyMismatch if it is another host,
-    SetupError if the key here is unusable.
+    Raise MachineLost if the host cannot be reached or does not accept a key (yet), HostKeyMismatch if it is another
+    host, and SetupError if the user's key cannot be used.
     """
     with identities(key) as keys:
         transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
@@ -169,7 +170,7 @@ def shown_key(
 ) -> str | None:
     """Return the public line of the host key that a host shows for these algorithms; None if it has no such key.
 
-    There is no login there; a host on the way, if any, is logged in to with the key.
+    There is no login to this host. If there is a host on the way, the key logs in to that one.
     """
     greeted = _greet(address, offer, clock, limit_s, _dialled(address, clock, key, jump))
     if greeted is None:
@@ -182,9 +183,9 @@ def shown_key(
 def _to_expected(
     address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket]:
-    """Return an encrypted connection to the expected host, with nothing sent on it yet.
+    """Return an encrypted connection to the expected host. Nothing has been sent over it yet.
 
-    A host has several keys and shows one of the requested type: with only a fingerprint this may need several tries.
+    A host has several keys and shows one of the requested type. With only a fingerprint this may need several tries.
     """
     got = ""
     for offer in expected.offers:
@@ -201,7 +202,7 @@ def _to_expected(
 def _greet(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket, str] | None:
-    """Connect and agree on keys; return the connection and the host's public line, or None if it has no such key."""
+    """Connect and agree on keys. Return the connection and the host's public line; None if it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
     wire = dial(min(CONNECT_S, limit_s))
     transport = Transport(wire)
@@ -219,7 +220,7 @@ def _greet(
         if "host key" in str(error):
             return None
         raise _without_common(transport, address, error) from error
-    except Exception as error:  # Untrusted input can make the protocol's code raise anything.
+    except Exception as error:  # Untrusted input can make the code of the protocol raise any exception.
         _end(transport, wire)
         raise MachineLost(f"{address.place} answers, but not as an SSH server: {error_words(error)}.") from error
     except BaseException:
@@ -229,7 +230,7 @@ def _greet(
 
 
 def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
-    """Return the error for two sides that could not agree on a connection, with the lists of algorithms of both."""
+    """Return the error for two sides with no algorithm in common. It contains the lists of both."""
     ours = transport.get_security_options()
     lists = {
         "kex": ("key exchange", "kex_algo_list", ours.kex, "KexAlgorithms"),
@@ -251,7 +252,7 @@ def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump 
 
 
 def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> TimedSocket:
-    """Return a connection through a host on the way, like `ssh -J`; if either end closes, all of it closes."""
+    """Return a connection through a host on the way, like `ssh -J`. If either end closes, all of it closes."""
     over = connect(jump.address, key, jump.expected, clock, limit_s)
     try:
         channel = over.onward(address, limit_s)
@@ -281,7 +282,7 @@ def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None,
 
 
 def _dial(address: Address, clock: Clock, limit_s: float) -> TimedSocket:
-    """Return the TCP connection; MachineLost says how it failed."""
+    """Return the TCP connection. Raise MachineLost with the reason if it failed."""
     where = address.place
     try:
         plain = socket.create_connection((address.host, address.port), limit_s)
@@ -306,7 +307,7 @@ def _wire(plain: socket.socket, clock: Clock) -> TimedSocket:
 
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
-    """Offer the keys in turn, or no key; MachineLost if none is accepted: a booting machine may accept one later."""
+    """Offer the keys in turn, or no key. Raise MachineLost if none is accepted: a booting machine may do so later."""
     where = address.place
     refused = ""
     methods = list[str]()
@@ -322,7 +323,7 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
             if not transport.is_active() and tried + 1 < len(keys):
                 raise _too_many_keys(address, tried + 1, len(keys)) from error
             continue
-        except Exception as error:  # As in _greet. A server with a limit on keys may close the connection in between.
+        except Exception as error:  # As in _greet. A server with a limit on keys may close the connection here.
             if refused:
                 raise _too_many_keys(address, tried, len(keys)) from error
             raise MachineLost(f"{where} closed the connection during the login: {error_words(error)}.") from error
@@ -342,17 +343,17 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
 
 
 def _too_many_keys(address: Address, tried: int, count: int) -> MachineLost:
-    """Return the error for a server that ended the login before every key was tried: one of the others may be right."""
+    """Return the error for a server that ended the login before every key was tried: another may be right."""
     what = f"{address.place} ended the login of {address.user} after {tried} of {count} keys, and accepted none."
     return MachineLost(what, code="ssh.too_many_keys", hint=_FEWER)
 
 
 @contextmanager
 def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
-    """Yield the keys to try in turn: a private key file's, with `agent` those of the SSH agent, with None none.
+    """Yield the keys to try in turn: that of a private key file, those of the SSH agent with `agent`, or none.
 
-    A public key's file selects that key of the agent. SetupError if the file holds no usable key;
-    MachineLost if the agent has none, which may change.
+    A public key's file selects this key of the agent. Raise SetupError if the file has no usable key, and MachineLost
+    if the agent has none, because that may change.
     """
     picked = public_part(Path(named)) if named and named != AGENT else None
     if named != AGENT and picked is None:
@@ -376,7 +377,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
 
 
 def _key_of(path: Path) -> paramiko.PKey:
-    """Return the private key of a file, with the certificate beside it; the library reads fewer forms than we do."""
+    """Return the private key in a file, with the certificate beside it; `private_key` reads more than paramiko."""
     kind, text = private_key(path)
     try:
         key = _KINDS[kind].from_private_key(StringIO(text))
@@ -392,7 +393,7 @@ def _key_of(path: Path) -> paramiko.PKey:
 
 
 def _ask_for_life(transport: Transport) -> None:
-    """Send a request that every server answers, if only negatively; paramiko's own keepalive requests no answer."""
+    """Send a request to which every server replies, if only with a refusal; paramiko's keepalive requests no reply."""
     message = paramiko.Message()
     message.add_byte(cMSG_GLOBAL_REQUEST)
     message.add_string("keepalive@openssh.com")
@@ -401,11 +402,11 @@ def _ask_for_life(transport: Transport) -> None:
 
 
 def _end(transport: Transport, wire: TimedSocket) -> None:
-    """Close the connection without leaving a thread or a descriptor: wake the reader before its socket is closed."""
+    """Close the connection completely: wake its thread, which reads, before the socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)
     transport.close()
-    transport.packetizer.complete_handshake()  # Otherwise its timer would survive.
+    transport.packetizer.complete_handshake()  # Otherwise its timer would continue.
     if transport.is_alive():
         transport.join(1.0)
     wire.close()

@@ -1,6 +1,6 @@
-"""One machine as an entry of OpenSSH's configuration: the address, the key, the pinned host key, and nothing else.
+"""One machine as an entry of an OpenSSH configuration: the address, the key, the host key, and nothing else.
 
-The values come from a provider, a plan or a table: a value that ssh could interpret is refused.
+The values are from a provider, a plan or a table. A value that ssh could interpret is refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NOTHING_ELSE = (
     "ServerAliveInterval=15",
     "ServerAliveCountMax=4",
 )
-"""Options for every ssh of gpurun, so that nothing of the user's own configuration applies."""
-# ssh uses the first value that it reads: so a `Host *` of the user's own has no effect.
+"""Options for every ssh of gpurun, so that nothing in the user's own configuration applies."""
+# ssh uses the first value that it reads, so a `Host *` of the user has no effect.
 _OF_AN_ENTRY = (
     "StrictHostKeyChecking=yes",
     *NOTHING_ELSE,
@@ -71,7 +71,7 @@ class HostEntry:
             quote_for_ssh(self.identity)
 
     def config(self, known_hosts: Path, file: Path) -> str:
-        """Return its lines, and those of the host on the way, as they stand in a `file`."""
+        """Return the lines of this entry and of the host on the way, for the configuration `file`."""
         way = f"ProxyCommand {proxy_command(file, self.jump.alias) if self.jump else 'none'}"
         keys = (
             ""
@@ -91,24 +91,24 @@ class HostEntry:
         return own + (self.jump.config(known_hosts, file) if self.jump else "")
 
     def known(self) -> str:
-        """Return its lines for a known-hosts file."""
+        """Return the lines of this entry for a known-hosts file."""
         return f"{self.alias} {self.host_key}\n" + (self.jump.known() if self.jump else "")
 
 
 def proxy_command(file: Path, alias: str) -> str:
-    """Return the ProxyCommand that goes over an entry of a file; ssh's own -J fails at a space in its path."""
+    """Return a ProxyCommand that uses an entry of a file. ssh's own -J does not work with a space in the path."""
     return f"ssh -F {shlex.quote(str(file)).replace('%', '%%')} -W '[%h]:%p' {alias}"
 
 
 def include_line(config: Path) -> str:
-    """Return the line that makes ssh read a file of entries; some versions of ssh expand a % in it."""
+    """Return the line that makes ssh read a file of entries. Some versions of ssh expand a % in it."""
     if "%" in str(config):
         raise _unwritable(str(config))
     return f"Include {quote_for_ssh(str(config))}"
 
 
 def quote_for_ssh(path: str) -> str:
-    """Return a path quoted for ssh; SetupError for one that cannot be quoted."""
+    """Return a path quoted for ssh. Raise SetupError if it cannot be quoted."""
     if not _PATH.fullmatch(path):
         raise _unwritable(path)
     return f'"{path.replace("%", "%%")}"'

@@ -1,4 +1,4 @@
-"""The one expected host key, and the error if another one is shown."""
+"""The expected host key, and the error if a host shows another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.core.records import Address
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.key_pairs import fingerprint
 
-# The signature algorithms for each key type, the preferred type first.
+# The signature algorithms of each key type; the preferred type is first.
 ALGORITHMS = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
@@ -22,8 +22,8 @@ ALGORITHMS = {
 class HostKeyMismatch(MachineLost):
     """The machine at an address shows another host key than the expected one. Nothing was sent to it.
 
-    The expected machine may still live: the connection from here may lead elsewhere, as behind a firewall that answers
-    SSH.
+    The expected machine may still run: the connection from this computer may lead to another machine, for example to a
+    firewall that replies to SSH.
     """
 
     def __init__(self, where: str, expected: str, got: str) -> None:
@@ -39,14 +39,14 @@ class HostKeyMismatch(MachineLost):
 
 @dataclass(frozen=True)
 class ExpectedKey:
-    """A host key's fingerprint, and its type if known: then only a key of that type is requested."""
+    """A host key's fingerprint, and its type if that is known. Then only a key of this type is requested."""
 
     fingerprint: str
     kind: str | None
 
     @classmethod
     def parse(cls, text: str) -> ExpectedKey:
-        """Parse a public line or a fingerprint; UsageError for anything else."""
+        """Parse a public line or a fingerprint. Raise UsageError for anything else."""
         digest = fingerprint(text)
         kind = text.split()[0] if len(text.split()) > 1 else None
         if kind is not None and kind not in ALGORITHMS:
@@ -56,13 +56,13 @@ class ExpectedKey:
 
     @property
     def offers(self) -> tuple[tuple[str, ...], ...]:
-        """Return what to request from a host, one set after another: each can only be answered with one key."""
+        """Return what to request from a host, one set after another. A host can show only one key for each set."""
         return (ALGORITHMS[self.kind],) if self.kind else tuple(ALGORITHMS.values())
 
 
 @dataclass(frozen=True)
 class Jump:
-    """A host on the way to another one (a bastion): it accepts the same login key, and must show this host key."""
+    """A host on the way to another one (a bastion). It accepts the same login key, and must show this host key."""
 
     address: Address
     expected: ExpectedKey

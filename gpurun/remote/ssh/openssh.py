@@ -1,9 +1,9 @@
-"""A machine reached by the user's own `ssh`: an entry of ~/.ssh/config, with its proxy, its keys and its prompts.
+"""A machine reached by the user's own `ssh`: an entry of ~/.ssh/config, with its proxy, keys and prompts.
 
-One master connection is opened, when a person can answer the login's questions, and every program runs over it. It is
+One master connection is opened when the user can answer the login's questions, and every program runs over it. It is
 kept for KEPT_S after its last use. Only name, port, user, proxy and key are taken from the entry, as `ssh -G` resolves
-them; ssh then reads no configuration, so that no agent, port or variable is forwarded, and no command of the entry runs
-here or there. The host key is pinned as everywhere: it is in our own file, and no other is accepted.
+them. Then ssh reads no configuration, so that no agent, port or variable is forwarded, and no command of the entry
+runs. The host key is pinned as everywhere: it is in gpurun's own file, and no other key is accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpurun.remote.ssh.ssh_machine import RemoteMachine
 
 KEPT_S = 600
 ASKED_S = 180.0
-"""How many seconds a person has to type a password and a code."""
+"""How many seconds the user has to type a password and a code."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _JUMP = re.compile(r"(ssh://)?[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]*")
 _TAKEN = (
@@ -51,7 +51,7 @@ _TAKEN = (
 )
 _NAMES_A_PLACE = ("hostname", "user", "port", "proxycommand", "proxyjump", "identityfile", "certificatefile")
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER", "DISPLAY", "KRB5CCNAME", "TERM")
-# $1 the public line. As in `program`, without backslash, exclamation mark or line break: the login shell may be any.
+# $1 the public line. As in `program`, no backslash, exclamation mark or line break: the login shell may be any.
 _INSTALL = (
     'umask 077; cd && mkdir -p .ssh && f=.ssh/authorized_keys && touch "$f" && '
     'if [ -n "$(tail -c 1 "$f")" ]; then echo >> "$f"; fi && '
@@ -63,7 +63,7 @@ _ASKS_FOR_MORE = "Permission denied"
 
 @dataclass(frozen=True)
 class Entry:
-    """The meaning of a name in ~/.ssh/config: the address, and ssh's options to reach it."""
+    """The meaning of a name in ~/.ssh/config: the address, and ssh's options to connect to it."""
 
     name: str
     address: Address
@@ -72,9 +72,10 @@ class Entry:
 
 
 def read_entry(name: str, identity: str = "") -> Entry | None:
-    """Return the entry that `ssh -G` resolves a name to; None if there is no such entry. `identity` is the only key.
+    """Return the entry to which `ssh -G` resolves a name; None if there is no such entry.
 
-    UsageError for an invalid name, SetupError if there is no ssh.
+    If `identity` is given, it is the only key. Raise UsageError for an invalid name, and SetupError if ssh is missing
+    or fails.
     """
     if not NAME.fullmatch(name):
         hint = "A name may have letters, digits, dots, _ and -, but must not begin with _ or -."
@@ -115,7 +116,7 @@ def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the proxy command of an entry, with jumps converted to one; "" if there is none."""
+    """Return an entry's proxy command, into which jumps are converted; "" if there is none."""
     (command,), (jumps,) = found.get("proxycommand", ("none",)), found.get("proxyjump", ("none",))
     if command != "none" or jumps == "none":
         return "" if command == "none" else command
@@ -130,7 +131,7 @@ def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def scan_entry(entry: Entry, *, asks: bool) -> str:
-    """Return the public line of the host key shown behind an entry; there is no login there."""
+    """Return the public line of the host key that an entry's host shows. There is no login."""
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
         shown = Path(folder) / "known_hosts"
         looks = (
@@ -151,7 +152,7 @@ def scan_entry(entry: Entry, *, asks: bool) -> str:
 def install_key(address: Address, host_key: str, public_line: str) -> None:
     """Let ssh ask for a password in the terminal, and add a public key to the login's authorized_keys.
 
-    The password is typed to ssh and not seen by gpurun. MachineLost if that failed.
+    The user types the password to ssh; gpurun does not see it. Raise MachineLost if that failed.
     """
     entry = Entry(address.host, address, _host_options(address, ""), is_by_proxy=False)
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
@@ -168,10 +169,10 @@ def install_key(address: Address, host_key: str, public_line: str) -> None:
 
 
 class OpensshMachine(RemoteMachine):
-    """See `RemoteMachine`; the connection is the master connection to an entry, which is opened if there is none.
+    """See `RemoteMachine`. The connection is the master connection to an entry, which is opened if there is none.
 
-    `asks` means that a person is at the terminal, whom ssh asks what the login requires. Otherwise a login that
-    requires more than a key is a MachineLost that says how to open the connection again.
+    `asks` means that a user is at the terminal, whom ssh asks what the login requires. Otherwise a login that requires
+    more than a key raises a MachineLost that says how to open the connection again.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class OpensshMachine(RemoteMachine):
         self._where = name
 
     def answers(self, limit_s: float) -> bool:
-        """See `Answers.answers`; over the master, which notices within a minute that it was cut off."""
+        """See `Answers.answers`. This uses the master, which notices within a minute that it was cut off."""
         with suppress(MachineLost):
             return self.call(["true"], timeout_s=limit_s).exit_code == 0
         return False
@@ -202,7 +203,7 @@ class OpensshMachine(RemoteMachine):
 
 
 class Master:
-    """The only connection to an entry; it does not belong to its users, and outlives them by KEPT_S."""
+    """The only connection to an entry. It does not belong to its users, and stays open for KEPT_S after them."""
 
     def __init__(self, name: str, identity: str, host_key: str, *, asks: bool) -> None:
         self.name, self.asks = name, asks
@@ -219,8 +220,8 @@ class Master:
     def open(self, limit_s: float) -> None:
         """Log in if necessary, and leave the connection in the background.
 
-        HostKeyMismatch if another host answers, MachineLost if it cannot be reached, or if the login
-        requires an answer and no person is at a terminal here.
+        Raise HostKeyMismatch if another host replies. Raise MachineLost if the host cannot be reached, or if the login
+        asks something and no user is at a terminal.
         """
         _make_own(self._folder)
         with exclusive(self._folder / f"{self._socket.name}.lock"):
@@ -241,13 +242,13 @@ class Master:
                 raise self._refusal(entry, done.stderr)
 
     def argv(self, *words: str, command: str = "") -> list[str]:
-        """Return ssh's words for an action of the master; it never connects by itself."""
+        """Return ssh's arguments for an action of the master. ssh then never connects by itself."""
         alone = ("-F", "none", "-S", str(self._socket), "-o", "ControlMaster=no", "-o", "BatchMode=yes")
         last = ["--", self.name, *([command] if command else [])]
         return [*alone, "-o", "ProxyCommand=false", "-T", *words, *last]
 
     def close(self) -> None:
-        """Close the connection for all its users; harmless if there is none."""
+        """Close the connection for all its users, if there is one."""
         if self._socket.exists():
             _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
         self._known.unlink(missing_ok=True)
@@ -267,7 +268,7 @@ class Master:
 
 
 class MasterConnection:
-    """The master as a connection for `RemoteMachine`; closing this connection leaves the master open."""
+    """The master as a connection for `RemoteMachine`. Closing this connection leaves the master open."""
 
     def __init__(self, master: Master, clock: Clock) -> None:
         self.where = master.name
@@ -279,16 +280,16 @@ class MasterConnection:
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is still in use here; the next program notices if the master has ended."""
+        """Return whether this connection is still used. If the master has ended, the next program notices it."""
         return not self._is_closed
 
     @property
     def heard_mono(self) -> float:
-        """Return when the other end last answered: the master asks for signs of life, and ends if there are none."""
+        """Return the time now: the master itself requests signs of life, and ends if there are none."""
         return self._clock.monotonic()
 
     def channel(self, window_bytes: int = 0, take: Take | None = None) -> ProcessChannel:
-        """Return a channel for one program; its output is kept in a pipe until it is read."""
+        """Return a channel for one program. Its output is kept in a pipe until it is read."""
         return ProcessChannel(self._master)
 
     def close(self) -> None:
@@ -297,7 +298,7 @@ class MasterConnection:
 
 
 class ProcessChannel:
-    """One program over the master: a separate ssh process, fed and drained by pipes."""
+    """One program over the master: a separate ssh process with pipes."""
 
     def __init__(self, master: Master) -> None:
         self.status_event, self.exit_status, self.eof_received = threading.Event(), -1, False
@@ -311,7 +312,7 @@ class ProcessChannel:
         return self.status_event.is_set()
 
     def exec_command(self, command: str) -> None:
-        """Start the program, by the login shell."""
+        """Start the program in the login shell."""
         process = self._process = subprocess.Popen(
             [_program(), "-o", "LogLevel=ERROR", *self._master.argv(command=command)],
             env=_environment(),
@@ -325,17 +326,17 @@ class ProcessChannel:
         threading.Thread(target=self._wait, args=(process,), daemon=True).start()
 
     def recv(self, size: int) -> bytes:
-        """Return standard output that has arrived, b"" at its end."""
+        """Return standard output that has arrived; b"" at its end."""
         block = self._read("stdout", size)
         self.eof_received |= not block
         return block
 
     def recv_stderr(self, size: int) -> bytes:
-        """Return standard error that has arrived, b"" at its end."""
+        """Return standard error that has arrived; b"" at its end."""
         return self._read("stderr", size)
 
     def send(self, data: bytes) -> int:
-        """Send what fits; OSError if the program accepts nothing more."""
+        """Send what fits. Raise OSError if the program accepts nothing more."""
         assert self._process is not None
         assert self._process.stdin is not None
         return self._process.stdin.write(data) or 0
@@ -346,7 +347,7 @@ class ProcessChannel:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Stop reading its output."""
+        """Stop reading the program's output: kill its ssh."""
         if self._process is not None:
             self._process.kill()
 
@@ -356,7 +357,7 @@ class ProcessChannel:
         return bytes(stream.read(size) or b"")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Store the exit code; 255 is also ssh's own, if the master has ended."""
+        """Store the exit code. 255 is also ssh's own, if the master has ended."""
         code = process.wait()
         self.exit_status = -1 if code < 0 or (code == 255 and not self._master.is_open) else code
         self.status_event.set()
@@ -376,9 +377,9 @@ def _options(entry: Entry, known_hosts: Path) -> list[str]:
 
 
 def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -> subprocess.CompletedProcess[bytes]:
-    """Run the system's ssh to its end; with `asks` it may ask at the terminal, with `tells` it may print there."""
+    """Run the system's ssh to its end. With `asks` it may ask at the terminal, with `tells` it may print to it."""
     argv = [_program(), "-o", f"LogLevel={'INFO' if tells else 'ERROR'}", *words]
-    # A master in the background may keep a pipe open; a person must read the login's text before its prompt.
+    # A master in the background may keep a pipe open, and the user must read the login's text before its prompt.
     with tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
@@ -398,7 +399,7 @@ def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -
 
 
 def _program() -> str:
-    """Return the system's ssh; SetupError if there is none."""
+    """Return the path of the system's ssh. Raise SetupError if there is none."""
     program = shutil.which("ssh")
     if program is None:
         hint = "Install OpenSSH's client (openssh-client), or name the box as user@host: gpurun then logs in itself."
@@ -409,7 +410,7 @@ def _program() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for an ssh: where the agent is, and how it asks."""
+    """Return the environment for ssh: where the agent is, and how ssh asks."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
 
 
@@ -418,7 +419,7 @@ def _why(stderr: bytes) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return an option's value quoted so that ssh finds neither a space nor one of its tokens."""
+    """Return an option's value, quoted so that ssh does not interpret spaces or tokens in it."""
     return f'"{value.replace("%", "%%")}"'
 
 
@@ -427,7 +428,7 @@ def _yes(value: bool) -> str:
 
 
 def _make_own(folder: Path) -> None:
-    """Make a folder that belongs to this user alone; SetupError if it belongs to another user."""
+    """Create a folder that only this user can use. Raise SetupError if it exists and others can use it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()

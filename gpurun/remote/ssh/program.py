@@ -1,10 +1,10 @@
-"""One program over a connection: fed and drained at the same time, and watched by a thread that never writes itself.
+"""One program over a connection: its input is written and its outputs are read at the same time.
 
-A write to a stalled connection blocks forever; so the caller's thread only waits, and may close everything.
+A write to a stalled connection blocks forever. So the caller's thread only waits, and may close everything.
 
-The command lines are constant one-line programs, with everything variable as an argument. The login shell may
-be any (sh, fish, csh), so it only has to start `sh`; none of these programs has a backslash, an exclamation mark
-or a line break, which those shells interpret differently between quotes.
+The command lines are constant one-line programs; everything variable is an argument. The login shell may be any (sh,
+fish, csh), so it only has to start `sh`. None of these programs contains a backslash, an exclamation mark or a line
+break, which those shells interpret differently between quotes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Reply, Take
 TICK_S = 0.1
 DRAIN_S = 5.0
 _PIECE_BYTES = 32 << 10
-# Streamed output is processed as it arrives: this carries 80 MB/s over 100 ms, and there are several lanes.
+# Streamed output is processed as it arrives: this allows 80 MB/s at 100 ms, and there are several lanes.
 STREAM_WINDOW_BYTES = 8 << 20
 _BLOCK_BYTES = 256 << 10
-# The limit for a login's output before the program's.
+# The limit for the output of a login before the program's output.
 _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
 
-# $1 the mark, $2 the folder, then the program. The mark shows that all further output is the program's own, and
-# names its process group; the shell stays, so that a program ended by a signal also has an exit code (128 + signal).
+# $1 the mark, $2 the folder, then the program. The mark shows that all further output is the program's own, and names
+# its process group. The shell stays, so that a program ended by a signal also has an exit code (128 + signal).
 _RUN = '(umask 077; mkdir -p -- "$2") && cd -- "$2" && echo "$1 $$" && shift 2 && "$@"; exit'
 
-# $1 the file, $2 its length. The new content is written beside the file and made durable before it replaces it.
+# $1 the file, $2 its length. The new content is written beside the file, and synced before it replaces the file.
 _PUT = (
     "LC_ALL=C; export LC_ALL; umask 077; part=$1.$$.part; "
     'if [ -d "$1" ]; then echo "$1 is a folder" >&2; exit 1; fi; '
@@ -43,7 +43,7 @@ _PUT = (
     'code=$?; rm -f -- "$part"; exit "$code"'
 )
 
-# $1 the process group. If the server makes none (dropbear), $1 is the shell, and the program is its child.
+# $1 the process group. If the server creates none (dropbear), $1 is the shell, and the program is its child.
 _KILL = 'kill -s KILL -- "-$1" || kill -s KILL $(cat "/proc/$1/task/$1/children") "$1"'
 
 
@@ -73,7 +73,7 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """An established login: by paramiko in `connection`, by the system's own ssh in `openssh`."""
+    """A completed login: by paramiko in `connection`, by the system's own ssh in `openssh`."""
 
     where: str
     round_trip_s: float
@@ -90,29 +90,29 @@ class Connection(Protocol):
 
 
 class NoRoom(MachineLost):
-    """The connection works, but accepts no further program; the requested program was never started."""
+    """The connection works but allows no further program. The requested program was never started."""
 
 
 def _new_mark() -> str:
-    """Return an unpredictable mark, printed before a program's own output."""
+    """Return an unpredictable mark, which is printed before a program's own output."""
     return f"gpurun-{secrets.token_hex(8)}"
 
 
 def put_argv(path: str, size_bytes: int) -> list[str]:
-    """Return the program that replaces a file by its input, if that has the given size."""
+    """Return the program that replaces a file by its input, if the input has the given size."""
     return ["sh", "-c", _PUT, "gpurun", path, str(size_bytes)]
 
 
 def kill_argv(group: int) -> list[str]:
-    """Return the program that kills a process group: a program and everything that it started and did not detach."""
+    """Return the program that kills a process group: a program and all its children that it did not detach."""
     return ["sh", "-c", _KILL, "gpurun", str(group)]
 
 
 class RemoteProgram:
-    """A program in a folder, which is created private if missing; started at once.
+    """A program in a folder, which is created private if missing. The program starts at once.
 
-    Its output counts from its mark on (`MARK GROUP`), and before that it gets no input. `group` is its process group
-    there, None until it has started.
+    Its output counts from its mark on (`MARK GROUP`); before the mark it gets no input. `group` is its process group on
+    the machine, or None until it has started.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RemoteProgram:
         self._sink = sink
         self._channel: Channel | None = None
         mark = _new_mark()
-        # `exec` keeps the process that leads the server's session, so that its group is the program's.
+        # `exec` keeps the process that leads the server's session, so that the process's group is the program's.
         line = "exec " + shlex.join(["sh", "-c", _RUN, "gpurun", mark, folder, *argv])
         self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
         self._noise = bytearray()
@@ -136,11 +136,11 @@ class RemoteProgram:
         self._stderr = bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
-        self._is_fed = stdin is not None  # Otherwise its input ends at once: a shell must not wait for it.
+        self._is_fed = stdin is not None  # Otherwise the input ends at once: a shell must not wait for it.
         self._feeder = _thread(self._run, line, iter(stdin or ()))
 
     def wait(self, still: Callable[[], None]) -> Reply | None:
-        """Wait for the program's end; return its result, or None if the result did not arrive complete.
+        """Wait for the program's end. Return its result, or None if the result did not arrive completely.
 
         `still` is called several times a second. An exception of `still`, or an error of the input, ends the wait.
         """
@@ -153,28 +153,31 @@ class RemoteProgram:
         return self._reply()
 
     def exit_code(self, within_s: float) -> int | None:
-        """Wait at most `within_s` for the end; return the exit code (negative: not reported), None if it still runs."""
+        """Return the exit code (negative: not reported), or None if the program still runs.
+
+        This waits at most `within_s` for the program's start, and as long again for its end.
+        """
         if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
             return self._channel.exit_status
         return None
 
     def close(self) -> None:
-        """Stop reading the output; another thread tells the server, because that may take forever."""
+        """Stop reading the output. Another thread tells the server, because that may take forever."""
         _thread(self._close)
 
     def _close(self) -> None:
         if self._channel is not None:
-            with suppress(Exception):  # If the connection has ended, so has the channel.
+            with suppress(Exception):  # If the connection has ended, the channel has too.
                 self._channel.close()
 
     @property
     def said_instead(self) -> str:
-        """Return what both outputs have instead of the mark."""
+        """Return what both outputs contain instead of the mark."""
         words, noise = last_words(bytes(self._stderr)), last_words(bytes(self._noise))
         return "; on standard output: ".join(filter(None, (words, noise))) or "it said nothing"
 
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
-        """Request the program and, once it has started, feed it."""
+        """Request the program, and write its input once it has started."""
         try:
             if self._sink is None:
                 channel = self._connection.channel()
@@ -196,7 +199,7 @@ class RemoteProgram:
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
         """Send the input and its end.
 
-        If the source fails, the end is not sent: the program must be dead before it sees the end of incomplete input.
+        If the source fails, the end is not sent: the program must be killed before it sees the end of incomplete input.
         """
         while True:
             try:
@@ -213,7 +216,7 @@ class RemoteProgram:
                 return
 
     def _send(self, channel: Channel, rest: memoryview) -> None:
-        """Send a chunk as fast as it is accepted; OSError if the program accepts no more."""
+        """Send a chunk as fast as it is accepted. Raise OSError if the program accepts no more."""
         while rest:
             rest = rest[channel.send(bytes(rest[:_PIECE_BYTES])) :]
 
@@ -228,7 +231,7 @@ class RemoteProgram:
         self._ended.set()
 
     def _take(self, block: bytes) -> None:
-        """Add the next block, up to an error: the connection's own thread passes streamed output on."""
+        """Add the next block, unless an error occurred. For streamed output the connection's own thread calls this."""
         if self._error is None and self.group is None:
             self._keep(self._noise, block, _MOST_NOISE_BYTES)
             self._look_for_mark()
@@ -246,9 +249,9 @@ class RemoteProgram:
             self._keep(into, block, MOST_REPLY_BYTES)
 
     def _receive(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
-        """Return what `receive` returns: bytes that have arrived, b"" at the end or after an error.
+        """Return what `receive` returns: bytes that have arrived, or b"" at the end or after an error.
 
-        Reading can raise, because the library then allows the server to send more, which fails on a broken connection.
+        Reading can raise, because paramiko then allows the server to send more, which fails on a broken connection.
         """
         try:
             return receive(most_bytes)

@@ -1,4 +1,4 @@
-"""A machine over SSH, implementing `Machine`: connected when needed, and again when the connection was lost."""
+"""A machine over SSH, which implements `Machine`. It connects when needed, and again if the connection was lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
 from gpurun.remote.ssh.program import Connection, NoRoom, RemoteProgram, kill_argv, put_argv
 
-# A connection from which no byte came for this long is dead: four keepalives were left unanswered. During an upload the
-# remote side regularly sends window updates.
+# A connection over which no byte came for this long is dead: four keepalives got no reply. During an upload the server
+# regularly sends window updates.
 STALL_S = 60.0
 KILL_S = 5.0
 LEAST_S = 2.0
@@ -35,11 +35,13 @@ _FULL = ("no space left", "quota exceeded")
 class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
-    `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of
-    several threads share one connection, or use another one if the server allows no more programs on the first. The
-    first call connects. `client_key` is the only key that is ever offered, or `agent` for those of the SSH agent; no
-    password is used. With a `jump` it is reached through another host, which accepts the same key. No call waits longer
-    than until `last_mono`, the monotonic time at which the machine's end must be requested.
+    `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. The first
+    call connects. Calls of several threads share one connection, or use another one if the server allows no more
+    programs on the first.
+
+    `client_key` is the only key that is ever offered, or `agent` for the keys of the SSH agent. No password is used.
+    With a `jump` the host is reached through another host, which accepts the same key. No call waits longer than until
+    `last_mono`, the monotonic time at which the machine's end must be requested.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class RemoteMachine:
     ) -> Reply:
         """Run a program in the folder; see `Machine.call`. It ends when its outputs end, including its children's.
 
-        HostKeyMismatch if another host answers. Exit code 127 means a missing program, 128 + n a signal.
+        Raise HostKeyMismatch if another host replies. Exit code 127 means a missing program, and 128 + n a signal.
         """
         timeout_s = min(timeout_s, max(LEAST_S, self._last_mono - self._clock.monotonic()))
         end_mono = self._clock.monotonic() + timeout_s
@@ -84,20 +86,20 @@ class RemoteMachine:
             left_s = end_mono - self._clock.monotonic()
             return self._machine_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
         except MachineLost:
-            self._drop(connection)  # Do not reuse a connection that failed once.
+            self._drop(connection)  # Do not use a connection again that failed once.
             raise
         self._tries = 0
         return reply
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder as a whole, readable only by its owner; see `Machine.put`."""
+        """Replace a whole file of the folder, readable only by its owner; see `Machine.put`."""
         reply = self.call(put_argv(path, len(content)), stdin=[content], timeout_s=PUT_S)
         if reply.exit_code:
             words = last_words(reply.stderr)
             raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
 
     def answers(self, limit_s: float) -> bool:
-        """See `Answers.answers`; uses a new connection: an existing one may not know yet that it was cut off."""
+        """See `Answers.answers`. This makes a new connection: an existing one may not know yet that it was cut off."""
         try:
             return self.shown(limit_s) is not None
         except MachineLost:
@@ -128,7 +130,7 @@ class RemoteMachine:
         return self._connection.round_trip_s if self._connection is not None else 0.0
 
     def close(self) -> None:
-        """Close the connection, and those beside it; waiting calls end too, and the next call makes a new one."""
+        """Close this connection and those beside it. Waiting calls end too; the next call makes a new connection."""
         self._closes += 1
         if self._connection is not None:
             self._drop(self._connection)
@@ -136,19 +138,19 @@ class RemoteMachine:
             self._beside.close()
 
     def _machine_beside(self) -> RemoteMachine:
-        """Return this machine over one more connection, because a server may limit the programs on one; it is kept."""
+        """Return this machine over one more connection, which is kept: a server may limit the programs on one."""
         with self._connecting:
             self._beside = self._beside or self.lane()
             return self._beside
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection, and forget it, unless another thread has made a new one since."""
+        """Close a connection, and forget it unless another thread has made a new one meanwhile."""
         if self._connection is connection:
             self._connection = None
         connection.close()
 
     def _connected(self, end_mono: float) -> Connection:
-        """Return the kept connection, or a new one, made by one thread while the others wait for it."""
+        """Return the kept connection or a new one. One thread makes it while the others wait."""
         closes = self._closes
         with self._connecting:
             connection = self._connect(end_mono) if closes == self._closes else None
@@ -159,7 +161,7 @@ class RemoteMachine:
         raise MachineLost(f"The connection to {self._where} was ended here.")
 
     def _connect(self, end_mono: float) -> Connection:
-        """Return the kept connection, or a new one. Failed attempts are spaced, ever wider."""
+        """Return the kept connection or a new one. The pauses between failed attempts become longer."""
         if self._connection is not None:
             if self._connection.alive:
                 return self._connection
@@ -178,7 +180,7 @@ class RemoteMachine:
         return self._connection
 
     def _open(self, limit_s: float) -> Connection:
-        """Log in; an exception is reported to the caller, and the login tried again."""
+        """Log in. An exception is raised to the caller, and the next call tries again."""
         from gpurun.remote.ssh.connection import connect
 
         return connect(self._address, self._client_key, self._expected, self._clock, limit_s, self._jump)
@@ -216,15 +218,16 @@ class RemoteMachine:
             raise
         finally:
             if program.group is not None:
-                self._tries = 0  # It was reached: after an occasional break, try again at once.
+                # The machine was reached: after an occasional break, the next call tries again at once.
+                self._tries = 0
         if reply is None:
             raise self._without_reply(connection, program)
         return reply
 
     def _kill(self, connection: Connection, program: RemoteProgram) -> None:
-        """End a program that no caller waits for, before it can take the end of its input as complete.
+        """End a program for which no caller waits, before it can take the end of its input as complete.
 
-        If that fails the connection is closed, so that the remote side ends the session when it notices.
+        If that fails, the connection is closed, so that the server ends the session when it notices.
         """
         if program.exit_code(within_s=0) is not None:
             return
@@ -237,7 +240,7 @@ class RemoteMachine:
         self._drop(connection)
 
     def _without_reply(self, connection: Connection, program: RemoteProgram) -> GpurunError:
-        """Return why a program that has ended left no complete answer."""
+        """Return why a program that has ended gave no complete reply."""
         words = program.said_instead
         if program.group is not None or not connection.alive:
             return MachineLost(f"The connection to {self._where} was lost before the whole answer had arrived.")
@@ -253,10 +256,10 @@ class RemoteMachine:
 def scan_host_key(
     host: str, port: int, clock: Clock, timeout_s: float, *, key: Path | str | None = None, jump: Jump | None = None
 ) -> str:
-    """Return the public line of the host key that an address shows, ed25519 if it has one, without a login there.
+    """Return the public line of the host key that an address shows, ed25519 if it has one. There is no login to it.
 
-    The host on the way, if any, is logged in to with the key. MachineLost if it cannot be reached,
-    SetupError if it has no usable key.
+    If there is a host on the way, the key logs in to that one. Raise MachineLost if the address cannot be reached, and
+    SetupError if it has no usable host key.
     """
     from gpurun.remote.ssh.connection import shown_key
 

@@ -1,4 +1,4 @@
-"""Adaptations of paramiko: how much is read at once, how much is trusted, and who waits for new keys."""
+"""Adaptations of paramiko: how much is read in one call, how much is trusted, and what waits for new keys."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpurun.remote.interface import Take
 
 MOST_GREETING_BYTES = 1 << 20
 MOST_PACKET_BYTES = 256 << 10
-# Several packets at once: paramiko reads each in two pieces, and every read from the socket costs a thread switch.
+# Several packets in one read: paramiko reads each in two pieces, and every read from the socket costs a thread switch.
 _AHEAD_BYTES = 256 << 10
-# Messages about a channel begin with its number: a wider window, data, the end of data, the close.
+# Messages about a channel that begin with its number: from a wider window over data and its end to the close.
 _TO_CHANNEL = MSG_CHANNEL_WINDOW_ADJUST, MSG_CHANNEL_CLOSE
 
 
@@ -39,7 +39,7 @@ class TimedSocket(socket.socket):
     _room: bytearray | None = None
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Return bytes from the read-ahead buffer or the socket; b"" once the allowance before the login is used up."""
+        """Return bytes that were read ahead, or from the socket; b"" once the limit before the login is reached."""
         if not self._ahead:
             self._room = self._room or bytearray(_AHEAD_BYTES)
             read_bytes = self.recv_into(self._room, 0, flags)
@@ -54,17 +54,17 @@ class TimedSocket(socket.socket):
 
 
 class Packets(Packetizer):
-    """Packets of limited size: the remote side declares the length, and paramiko would accept up to 4 GB."""
+    """Packets of limited size: the server declares the length, and paramiko would accept up to 4 GB."""
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """Return exactly `n` bytes of the connection."""
+        """Return exactly `n` bytes from the connection."""
         if not 0 <= n <= MOST_PACKET_BYTES:
             raise paramiko.SSHException(f"it announces a packet of {n} bytes")
         return super().read_all(n, check_rekey)
 
 
 def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
-    """Add a limit to the library's handler for a channel's data, which trusts the server to respect its window."""
+    """Add a limit to paramiko's handler of a channel's data, which trusts the server to respect its window."""
 
     def bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
         take(channel, message)
@@ -78,7 +78,7 @@ _keep = _bounded(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has
 
 
 def _pass_on(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """Pass data to its receiver as it arrives, and widen the window by as much; without a receiver, keep it."""
+    """Pass data to its receiver as it arrives, and widen the window by as much. Without a receiver, keep the data."""
     transport = cast(Transport, channel.get_transport())
     take: Take | None = getattr(channel, "take", None)
     if take is None:
@@ -101,19 +101,19 @@ def _pass_on(channel: paramiko.Channel, message: paramiko.Message) -> None:
 
 
 class Transport(paramiko.Transport):
-    """A connection on which programs may end at any moment, also while its keys are renewed.
+    """A connection over which programs may end at any moment, also while its keys are renewed.
 
-    paramiko's thread answers the end of a program at once. While keys are renewed nothing may be sent, so that
-    thread waited for the new keys, which only it can receive, and gave up the connection after 30 s (paramiko's issue
-    822). Here such answers are held back until the new keys are there.
+    paramiko's thread replies at once when a program ends. While keys are renewed nothing may be sent, so that thread
+    would wait for the new keys, which only it can receive, and give up the connection after 30 s (paramiko's issue
+    822). Here such replies are held back until the new keys have arrived.
 
-    Another thread's message about a program may come after that answer, which closes its channel. A server ends the
-    whole connection if it gets a message for a closed channel; here nothing follows a close.
+    Another thread's message about a program may come after that reply, which closes the program's channel. A server
+    ends the whole connection if it gets a message for a closed channel. Here nothing is sent after a close.
 
-    Data on a channel with an attribute `take` is passed to that, by this thread, because keeping it for another
-    thread would double its cost. `is_taking` is true meanwhile.
+    If a channel has an attribute `take`, its data is passed to that by this thread, because keeping it for another
+    thread would double its cost. `is_taking` is True meanwhile.
 
-    `offered` has the server's lists of algorithms, so that a refusal can show them.
+    `offered` has the server's lists of algorithms, so that an error can show them.
     """
 
     _channel_handler_table: ClassVar = {
@@ -139,7 +139,7 @@ class Transport(paramiko.Transport):
     def _send_message(self, data: paramiko.Message) -> None:
         """Send a message, but drop one for a channel that this side has closed.
 
-        A new program may get the number of a closed channel: its first request opens the number again.
+        A new program may get the number of a closed channel. Its first request makes the number valid again.
         """
         head = data.asbytes()[:5]
         kind, channel = head[0], head[1:]
@@ -153,7 +153,7 @@ class Transport(paramiko.Transport):
 
     def _really_parse_kex_init(self, m: paramiko.Message, ignore_first_byte: bool = False) -> dict[str, list[str]]:
         parsed: dict[str, list[str]] = super()._really_parse_kex_init(m, ignore_first_byte)  # type: ignore[misc]
-        if not ignore_first_byte:  # Otherwise it is our own.
+        if not ignore_first_byte:  # Otherwise the list is our own.
             self.offered = parsed
         return parsed
 

@@ -1,4 +1,4 @@
-"""Escapes text for HTML. All text of the page comes through this module, which first makes it harmless."""
+"""Escapes text for HTML. All text of the page passes through this module, which first makes it harmless."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.core.untrusted import safe_line
 
 
 def escape_line(text: object) -> str:
-    """Return one harmless line that HTML shows as text, in an element or in a quoted attribute."""
+    """Return the text as one harmless line that HTML shows as text, in an element or in a quoted attribute."""
     return html.escape(safe_line(str(text)), quote=True)
 
 
@@ -19,7 +19,7 @@ def lines_escaped(lines: Iterable[str]) -> str:
 
 
 def tag(name: str, inner: str, **attributes: str) -> str:
-    """Return an element around HTML that is already escaped; `class_` stands for class, `data_label` for data-label."""
+    """Return an element around HTML that is already escaped. `class_` means class, `data_label` data-label."""
     spelled = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape_line(value)}"' for key, value in attributes.items()
     )

@@ -1,4 +1,4 @@
-"""Samples for the same prompts side by side: one row per checkpoint, one column per run that had the prompt."""
+"""Samples for the same prompts side by side: one row per checkpoint, and one column per run that had the prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARED_ENOUGH = 1.5
 
 
 def samples_section(runs: Sequence[RunMaterial]) -> str:
-    """Return a section for every prompt, with each run's samples over time; only the first section is unfolded."""
+    """Return a section for every prompt, with each run's samples over time. Only the first section is open."""
     prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.history.samples))
     if not prompts:
         return tag("p", "No samples were reported.", class_="note")
@@ -37,7 +37,7 @@ def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
 
 
 def align_rows(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[WrittenSample | None]]]:
-    """Return the rows: by step if the runs share enough of their steps, else by position."""
+    """Return the rows with their names: by step if the runs share enough of their steps, else by position."""
     by_step = [{sample.step: sample for sample in column} for column in columns]
     steps = sorted({step for column in by_step for step in column})
     if len(steps) <= _SHARED_ENOUGH * max(len(column) for column in by_step):
@@ -63,7 +63,7 @@ def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str
 
 
 def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
-    """Return the epoch and the validation loss of a sample, and its step if the row does not show it."""
+    """Return the epoch and the validation loss of a sample, and its step if the row's name does not show it."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)
     words += [f"epoch {epoch:.2f}"] if epoch is not None else []

@@ -1,4 +1,4 @@
-"""The page's tables: the runs, the differences between their recipes, every setting, and the validation losses."""
+"""The page's tables: the runs, the differences between their recipes, all settings, and the validation losses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _what(run: RunMaterial) -> str:
 
 
 def _whole(figure: str) -> str:
-    """Return a number and its unit, joined so that no line break separates them."""
+    """Return a number with its unit, joined so that no line break separates them."""
     return tag("span", escape_line(figure), class_="whole")
 
 
@@ -83,7 +83,7 @@ def _cost_is(run: RunMaterial) -> str:
 
 
 def _rented(run: RunMaterial) -> str:
-    """Return how long the machine was paid for, if one was rented."""
+    """Return how long the machine was billed, if one was rented."""
     seconds = run.receipt.predicate["runtime"]["billable_s"] if run.receipt and run.mode == "paid" else None
     return "" if seconds is None else f"{format_duration(seconds)} rented"
 
@@ -116,7 +116,7 @@ def _result_at(mark: Mark | None, run: RunMaterial) -> str:
 
 
 def _verdict(run: RunMaterial) -> str:
-    """Return the receipt's verdict with its signature; for a run without a receipt, the reason."""
+    """Return the receipt's verdict and signature; for a run without a receipt, the reason why it has none."""
     receipt = run.receipt
     if receipt is None:
         return tag("span", "no receipt", class_="pill warn") + _small(run.no_receipt)
@@ -129,7 +129,7 @@ def _verdict(run: RunMaterial) -> str:
 
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
-    """Return the settings that differ, and whether there are more; a sentence if nothing differs."""
+    """Return the settings that differ, with a note if more differ; a sentence if nothing differs."""
     found, kinds = set_differences(runs), {run.terms for run in runs}
     if not found:
         same = "resolved recipes are the same in every key, and so are the shards"
@@ -142,7 +142,7 @@ def differences_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def settings_table(runs: Sequence[RunMaterial]) -> str:
-    """Return all settings of the runs: one table per kind of job, one row per key."""
+    """Return all settings of the runs: one table per kind of job, with one row per key."""
     kinds = dict.fromkeys(run.terms for run in runs)
     each = [[(place, run) for place, run in enumerate(runs) if run.terms == kind] for kind in kinds]
     return "".join(
@@ -152,7 +152,7 @@ def settings_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def validation_table(runs: Sequence[RunMaterial]) -> str:
-    """Return the validation losses: one row per step, one column per run; of many steps, an even selection."""
+    """Return the validation losses: one row per step, one column per run. Of many steps, an even selection is shown."""
     columns = [{mark.step: mark.loss for mark in run.history.validation.items} for run in runs]
     steps = sorted({step for column in columns for step in column})
     if len(steps) > _MOST_ROWS:
@@ -167,7 +167,7 @@ def _matrix(
     rows: Sequence[tuple[str, Sequence[str]]],
     places: Sequence[int] | None = None,
 ) -> str:
-    """Return a table with one column per run or, if there are more runs than `rows`, with one row per run.
+    """Return a table with one column per run; if there are more runs than `rows`, with one row per run.
 
     `corner` is the heading of the first column. `places` are the positions of the runs in the report, which determine
     their colours; without it the positions are 0, 1, and so on.

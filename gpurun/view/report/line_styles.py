@@ -1,4 +1,4 @@
-"""How runs are distinguished on the page: by colour, shape and dash, so that nothing depends on colour alone."""
+"""How runs are distinguished on the page: by colour, shape and dash, so that no distinction depends on colour alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole page: one HTML file without scripts, which loads nothing and opens anywhere, also offline."""
+"""The whole page: one HTML file without scripts that loads nothing and also works offline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
-    """Return the report of at least one run. The same material gives the same bytes; SetupError without matplotlib."""
+    """Return the report of at least one run. The same material gives the same bytes.
+
+    Raise SetupError if matplotlib is missing.
+    """
     title = _listed([run.run for run in runs])
     heading = _listed([tag("span", escape_line(run.run), class_="whole") for run in runs])
     sections = [
@@ -53,7 +56,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lede(runs: Sequence[RunMaterial]) -> str:
-    """Return the best result, the total effort, and the dates."""
+    """Return a line with the best result, the total time and cost, and the dates."""
     words = []
     if (best := find_lowest_loss(runs)) is not None:
         run, mark = best
@@ -71,7 +74,7 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
 
 
 def _charts(runs: Sequence[RunMaterial]) -> str:
-    """Return one chart per axis, selected by radio buttons, which need no script; all of them on paper."""
+    """Return one chart per axis. Radio buttons select one of them without a script; all are printed on paper."""
     curves = [Curve(run.history.losses.items, run.history.validation.items) for run in runs]
     if not is_drawn(runs):
         has_losses = any(curve.losses or curve.validation for curve in curves)
@@ -105,7 +108,7 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
 
 
 def _no_dollars(runs: Sequence[RunMaterial]) -> str:
-    """Return why losses cannot be compared by cost."""
+    """Return why there is no chart by cost."""
     if all(run.mode != "paid" or run.cost_micros == 0 for run in runs):
         return " No dollars: none of these runs cost anything."
     return " No dollars: the cost of reaching these losses is unknown."

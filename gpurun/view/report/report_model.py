@@ -29,14 +29,16 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 class RunMaterial:
     """One run as the report shows it.
 
-    `shards` identifies its training data; if the user brought the text, no key of a recipe does.
-    `tokenizer_sha256` identifies the vocabulary of the tokens in its losses.
-    `receipt` is None while there is none; `no_receipt` then says why. `spent_micros` is the cost so far of an open
-    run. `notes` are sentences about missing or odd things, for the reader of the page. A command has its
-    words in `argv` and a digest of its folder, instead of a recipe, and no known `parameters`.
-
-    `given` are the keys that the user set with --set, `trainer` says which trainer was used. The values of `env` are
-    compared but not shown, because a page is passed on.
+    - `shards`: identifies its training data. If the user supplied the text, no key of the recipe does.
+    - `tokenizer_sha256`: identifies the vocabulary of the tokens in its losses.
+    - `receipt`: None without a receipt; `no_receipt` then has the reason.
+    - `spent_micros`: the cost so far of an open run.
+    - `notes`: sentences for the reader about missing or unusual things.
+    - `argv` and `folder_sha256`: a command's words and the digest of its folder. A command has no recipe and no known
+      `parameters`.
+    - `given`: the keys that the user set with --set.
+    - `trainer`: which trainer was used.
+    - `env`: the values are compared but not shown, because a page is passed on to others.
     """
 
     run: str
@@ -65,7 +67,7 @@ class RunMaterial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the run's settings, key by key: the data and the resolved recipe, or a command's words and folder."""
+        """Return the run's settings by key: the data and the resolved recipe, or a command's words and folder."""
         if self.terms.has_model:
             return {"data": self.shards} | _flat(self.resolved)
         folder = f"sha256 {short_hash(self.folder_sha256)}"
@@ -73,17 +75,17 @@ class RunMaterial:
 
     @property
     def program(self) -> str:
-        """Return the trainer with its digest; "" for a command, which has its folder's digest."""
+        """Return the trainer with its digest; "" for a command, which has the digest of its folder instead."""
         return f"{self.trainer or 'trainer'}, sha256 {short_hash(self.folder_sha256)}" if self.terms.has_model else ""
 
     @property
     def day(self) -> str:
-        """Return the day on which it began, in UTC; "" if unknown."""
+        """Return the day on which the run began, in UTC; "" if that is not known."""
         return utc(self.began_wall)[:10] if self.began_wall else ""
 
     @property
     def last(self) -> Mark | None:
-        """Return the last training loss."""
+        """Return the last training loss; None if there is none."""
         marks = self.history.losses.items
         return marks[-1] if marks else None
 
@@ -96,7 +98,7 @@ class RunMaterial:
         return None if upper is None else Micros(upper)
 
     def epoch_at(self, step: int) -> float | None:
-        """Return how many epochs are done after a step; None for pairs, whose padding makes tokens unreliable."""
+        """Return how many epochs are done after a step; None if unknown, or for pairs, whose tokens include padding."""
         tokens, all_of_it = self.history.tokens_at(step), self.history.train_tokens
         is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
         return tokens / all_of_it if tokens and all_of_it and not is_padded else None
@@ -145,7 +147,7 @@ class RunMaterial:
 
     @property
     def train_s(self) -> float | None:
-        """Return the training time: by this machine's clock if the receipt has it, else as the trainer counted."""
+        """Return the training time, by this computer's clock if the receipt has it, else as the trainer counted it."""
         measured = self.receipt.predicate["training"]["seconds"]["train_s"] if self.receipt else None
         return measured if measured is not None else self.history.seconds or None
 
@@ -193,8 +195,8 @@ def list_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]
 def set_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     """Return the settings that users changed and that differ: data, code, arguments, and keys of recipes.
 
-    Within one recipe, all differing keys were set, by --set or in its file. Between two recipes nearly every key
-    differs: those of --set are listed, and the others if they are few.
+    Within one recipe, all differing keys were set by the user, with --set or in its file. Between two recipes nearly
+    every key differs: keys of --set are listed, and the others only if they are few.
     """
     what = "recipe" if all(run.terms.has_model for run in runs) else "job"
     facts: list[tuple[str, Callable[[RunMaterial], str | None]]] = [
@@ -218,7 +220,7 @@ def set_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
 
 
 def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the keys of recipes that were set, in the recipe's order."""
+    """Return the keys of recipes that the user set, in the recipe's order."""
     models = [run for run in runs if run.run in flat]
     keys = list(dict.fromkeys(key for run in models for key in flat[run.run]))
 
@@ -233,7 +235,7 @@ def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]
 
 
 def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield the name of each --env variable, and for each run "value 1", "value 2", … instead of its value."""
+    """Yield the name of each --env variable and, for each run, "value 1", "value 2", … instead of its value."""
     for name in dict.fromkeys(name for run in commands for name in run.env):
         values = list(dict.fromkeys(run.env[name] for run in commands if name in run.env))
         words = {value: f"value {place}, not shown" for place, value in enumerate(values, 1)}
@@ -242,7 +244,7 @@ def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> I
 
 
 def arguments_of(argv: Sequence[str]) -> dict[str, str]:
-    """Return a command's arguments by name: `--lr 3e-4`, `--lr=3e-4` and `lr=3e-4`; unnamed ones by position."""
+    """Return a command's arguments: `--lr 3e-4`, `--lr=3e-4` and `lr=3e-4` by name, unnamed ones by position."""
     named: dict[str, str] = {}
     place, words = 0, [*argv]
     while words:
@@ -262,9 +264,9 @@ def _is_flag(word: str) -> bool:
 
 
 def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
-    """Return the settings that distinguish each run: `lr 0.0003, layers 12`, with short keys where possible.
+    """Return the settings that distinguish each run, such as `lr 0.0003, layers 12`, with short keys where possible.
 
-    If there are many, the first few are named and the others counted; for a command, its own words.
+    If there are many, the first few are named and the others counted. For a command, return its words that differ.
     """
     recipes = [run for run in runs if run.terms.has_model]
     words = iter(_own_keys(recipes) if recipes else ())
@@ -273,7 +275,7 @@ def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
 
 
 def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
-    """Return the words of a command from the first to the last one that differs between runs, and the flag before."""
+    """Return the words of a command from the first to the last that differs between runs, and the flag before them."""
     shortest = min(map(len, every))
     same = [len({words[place] for words in every}) == 1 for place in range(shortest)]
     first = same.index(False) if False in same else shortest
@@ -295,7 +297,7 @@ def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
 
 
 def is_drawn(runs: Sequence[RunMaterial]) -> bool:
-    """Return whether any run has reported two points, the minimum for a curve."""
+    """Return whether any run has reported two points, which a curve needs at least."""
     return any(len(kept.items) > 1 for run in runs for kept in (run.history.losses, run.history.validation))
 
 

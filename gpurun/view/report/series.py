@@ -1,7 +1,7 @@
 """Reads a trainer's events once, and keeps what a report needs: losses, validation losses and samples.
 
-The machine wrote the events, so they are untrusted. A figure that is not finite is left out, an unreadable line is
-counted, and of a long file only a limited number of points and samples is kept, evenly spaced, and always the last.
+The machine wrote the events, so they are untrusted. A figure that is not finite is left out, and an unreadable line is
+counted. Of a long file only a limited number of points and samples is kept, evenly spaced and always with the last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ T = TypeVar("T")
 class Mark:
     """A loss and where it was measured: in steps, tokens seen, seconds of training, and dollars spent on the rental.
 
-    A validation loss may have further figures: bits per byte of text, the share of HellaSwag's items solved.
+    A validation loss may have further figures: bits per byte of text, and the share of HellaSwag's items that were
+    solved.
     """
 
     step: int
@@ -57,7 +58,7 @@ class WrittenSample:
 
 
 class Kept(Generic[T]):
-    """At most `most` of the added items, in order: an even selection if there are more, always with the newest."""
+    """At most `most` of the added items, in order: all, or an even selection that always has the newest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -65,7 +66,7 @@ class Kept(Generic[T]):
         self._stride, self.seen = 1, 0
 
     def add(self, item: T) -> None:
-        """Add the newest item; drop the previous one unless it belongs to the even selection."""
+        """Add the newest item. Drop the previous one unless it belongs to the even selection."""
         if self._items and self._items[-1][0] % self._stride:
             self._items.pop()
         self._items.append((self.seen, item))
@@ -87,7 +88,7 @@ class Kept(Generic[T]):
 
 @dataclass
 class RunHistory:
-    """The content of a run's events; `unreadable` counts invalid lines."""
+    """The content of a run's events. `unreadable` counts invalid lines."""
 
     losses: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
     validation: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
@@ -107,7 +108,7 @@ class RunHistory:
     bits_per_byte: float | None = None
     """The latest values of `core` and `bits_per_byte`."""
     best: Mark | None = None
-    """The lowest of all validation losses, including those that were dropped."""
+    """The lowest of all validation losses, including those that were not kept."""
 
     def tokens_at(self, step: int) -> int | None:
         """Return the tokens seen after a step, if the trainer reported the tokens per step."""
@@ -115,9 +116,10 @@ class RunHistory:
 
 
 def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None] = lambda _: None) -> RunHistory:
-    """Read the events of a run; `spent_at` returns the micro-dollars spent after a number of seconds of training.
+    """Read the events of a run. `spent_at` returns the micro-dollars spent after a number of seconds of training.
 
-    A trainer that resumed from a checkpoint repeated the steps after it: only their later figures are kept.
+    A trainer that resumed from a checkpoint repeated the steps after it. Only the later figures of these steps are
+    kept.
     """
     content, before_s, torn = RunHistory(), 0.0, False
     for line in lines:
@@ -149,7 +151,8 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
             case StopEvent():
                 content.stop_reason, content.stop_message = event.reason, safe_line(event.message.replace("\n", " "))
     if torn:
-        content.unreadable -= 1  # The last line of an open or aborted run may be incomplete.
+        # The last line of an open or aborted run may be incomplete, so it does not count as unreadable.
+        content.unreadable -= 1
     return content
 
 

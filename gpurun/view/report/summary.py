@@ -18,7 +18,7 @@ from gpurun.view.terminal_charts import line_chart
 
 
 def _columns(runs: Sequence[RunMaterial]) -> tuple[Column, ...]:
-    """Return the columns, with headings that fit all runs."""
+    """Return the columns. Their headings suit all of the runs."""
     are_recipes = all(run.terms.has_model for run in runs)
     return (
         Column("RUN"),
@@ -72,7 +72,7 @@ def _cells(run: RunMaterial) -> list[Cell]:
 
 
 def _shutdown(run: RunMaterial) -> Span:
-    """Return how the run's machine ended, in one or two words; unknown if the receipt's signature is bad."""
+    """Return how the run's machine ended, in one or two words; UNKNOWN without a receipt or with a bad signature."""
     if run.receipt is None or signature_word(run.receipt) == "bad":
         return Span(UNKNOWN)
     end = shutdown_words(run.receipt.predicate)
@@ -80,7 +80,7 @@ def _shutdown(run: RunMaterial) -> Span:
 
 
 def _verdict(run: RunMaterial) -> Span:
-    """Return the receipt's verdict; "BAD SIGNATURE" if it is, because then verdict and cost cannot be trusted."""
+    """Return the receipt's verdict; "BAD SIGNATURE" in that case, because then verdict and cost cannot be trusted."""
     if run.receipt is None:
         return Span(run.no_receipt, "warn")
     if signature_word(run.receipt) == "bad":

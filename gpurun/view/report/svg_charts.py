@@ -1,8 +1,8 @@
-"""The loss charts as SVG text, drawn by matplotlib, coloured by the page's own style sheet.
+"""The loss charts as SVG text, drawn by matplotlib and coloured by the page's own style sheet.
 
-A chart contains only numbers of a run, and no text: names belong to the page. matplotlib writes colours
-unchanged, so each colour here is a placeholder that is replaced by a CSS variable: light, dark and print
-use the same drawing. The same figures give the same bytes.
+A chart contains only numbers of a run, and no text; names belong to the page. matplotlib writes colours unchanged, so
+each colour in this module is a placeholder that is replaced by a CSS variable. Light, dark and print therefore use the
+same drawing. The same figures give the same bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _INK, _GRID, _PAPER = "#01cd00", "#01cd01", "#01cd02"
 _VARIABLES = {_INK: "var(--quiet)", _GRID: "var(--rule)", _PAPER: "var(--paper)"}
 _MOST_POINTS = 500
 _MOST_RINGS = 36
-# The highest plausible initial loss: three times the logarithm of 65,536 tokens.
+# The highest plausible initial loss: three times the logarithm of a vocabulary of 65,536 tokens.
 _HIGHEST_START = 33.0
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The drawn content of one run; its place in the report determines colour, shape and dash."""
+    """What is drawn of one run. Its place in the report determines colour, shape and dash."""
 
     losses: Sequence[Mark]
     validation: Sequence[Mark]
@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to measure progress: `position` returns a mark's position on the axis, or None if the mark has none."""
+    """One way to measure progress. `position` returns a mark's position on the axis, or None if the mark has none."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ DOLLARS = Axis("dollars", "dollars spent on the rental", lambda mark: mark.spent
 
 
 def time_axis(longest_s: float) -> Axis:
-    """Return training time in the unit that suits the longest run."""
+    """Return the axis of training time, in the unit that suits the longest run."""
     units = ((3600, "hours"), (60, "minutes"))
     unit, name = next(((unit, name) for unit, name in units if longest_s >= 3 * unit), (1, "seconds"))
     return Axis(
@@ -81,18 +81,18 @@ def time_axis(longest_s: float) -> Axis:
 
 
 def axes_for(curves: Sequence[Curve]) -> list[Axis]:
-    """Return the axes with something to show; dollars only if something was paid."""
+    """Return the axes that have something to show. Dollars are shown only if something was paid."""
     marks = [mark for curve in curves for mark in (*curve.losses, *curve.validation)]
     longest_s = max((mark.seconds or 0.0 for mark in marks), default=0.0)
     axes = [STEPS, TOKENS, time_axis(longest_s), DOLLARS]
     return [axis for axis in axes if axis is STEPS or any(axis.position(mark) for mark in marks)]
 
 
-@only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts fc-list.
+@only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts the program fc-list.
 def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token", narrow: bool = False) -> str:
     """Return one chart as an `<svg>`: training losses thin, their running mean thicker, validation losses as points.
 
-    Raises SetupError if matplotlib is not installed.
+    Raise SetupError if matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -146,10 +146,11 @@ _LOOKS: dict[str, Any] = {
 
 
 def smooth(values: Sequence[float], reach: int) -> list[float]:
-    """Return the mean of each value and its neighbours, as many before it as after it, and at most `reach` of each.
+    """Return the mean of each value and its neighbours: at most `reach` before it, and as many after it.
 
-    A mean over earlier values only would lag behind a falling loss and lie above it. At the end it does use only
-    earlier ones: a loss hardly falls there, and runs must not be compared by the loss of one batch.
+    At the end there are fewer values after it. A mean over only earlier values would lag behind a falling loss and lie
+    above it. At the end this does not matter, because a loss hardly falls there, and runs must not be compared by the
+    loss of one batch.
     """
     sums = [0.0, *accumulate(values)]
     means = []
@@ -171,7 +172,7 @@ def highest_shown(curves: Sequence[Curve]) -> float:
 
 
 def above(curves: Sequence[Curve]) -> int:
-    """Return how many losses lie above the axis and are not drawn."""
+    """Return how many losses are above the highest that is drawn."""
     top = highest_shown(curves)
     return sum(mark.loss > top for curve in curves for mark in (*curve.losses, *curve.validation))
 
@@ -200,7 +201,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
 
 
 def _rings(curve: Curve, axis: Axis) -> list[Mark]:
-    """Return the validation losses that are drawn."""
+    """Return the validation losses that are drawn: an even selection of them."""
     return _even_selection([mark for mark in curve.validation if axis.position(mark) is not None], _MOST_RINGS)
 
 
@@ -239,20 +240,20 @@ _OPENING = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
 def _tidy(svg: str, title: str) -> str:
-    """Return only the drawing: no prologue, no page-wide rules, no clashing names, CSS variables."""
+    """Return only the drawing: no prologue, no page-wide rules, no clashing ids, and CSS variables as colours."""
     body = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     body = _OPENING.sub(rf'<svg viewBox="\1" role="img" aria-label="{title}">', body, count=1)
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body).replace("xlink:href=", "href=")
     body = _RUN_COLOR.sub(r"var(--run-\1)", _ID.sub("", body))
     for stand_in, variable in _VARIABLES.items():
         body = body.replace(stand_in, variable)
-    # A hundredth of a pixel is enough; text between the tags stays unchanged.
+    # A hundredth of a pixel is precise enough. The text between the tags stays unchanged.
     body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), body)
     return re.sub(r"\n\s*", "\n", body).replace("\n<defs>\n</defs>", "").strip()
 
 
 def _with_titles(svg: str, place: int, titles: Sequence[str]) -> str:
-    """Add the figures to the validation points of one run as tooltips; a point outside the axes has no element."""
+    """Add tooltips to the validation points of one run. If a point outside the axes has no element, add none."""
     start = svg.find(f'id="validation-{place}"')
     if start < 0:
         return svg

@@ -1,4 +1,5 @@
 """Runs a user's command on the machine as if it were the trainer: it writes the same files and events.
 
-Standard library only, Python 3.8: it is uploaded with the command, and started by whatever Python is there.
+It uses only the standard library and runs on Python 3.8, because it is uploaded with the command and started by any
+Python that the machine has.
 """

@@ -15,14 +15,14 @@ MOST_WORDS = 300
 
 
 class NotCloned(Exception):
-    """The repository could not be cloned; the message has git's own words."""
+    """The repository could not be cloned. The message contains git's own message."""
 
 
 def clone(what: List[str], work: str) -> str:
-    """Clone an address, at a commit if one is named, into `work`, without overwriting files; return the commit."""
+    """Clone an address into `work`, without overwriting files; check out a named commit; return the commit."""
     address, commit = what
     into = work + ".clone"
-    shutil.rmtree(into, ignore_errors=True)  # Left from an interrupted start.
+    shutil.rmtree(into, ignore_errors=True)  # This is left from an interrupted start.
     git(["clone", "--quiet", "--", address, into])
     if commit:
         git(["-C", into, "checkout", "--quiet", commit])
@@ -32,7 +32,7 @@ def clone(what: List[str], work: str) -> str:
 
 
 def git(words: List[str]) -> str:
-    """Return git's output; git must not ask for a password."""
+    """Return git's output. Raise NotCloned if git fails. git must not ask for a password."""
     try:
         done = subprocess.run(
             ["git", *words], env=git_environment(), stdin=subprocess.DEVNULL,
@@ -46,7 +46,7 @@ def git(words: List[str]) -> str:
 
 
 def move_below(source: str, target: str) -> None:
-    """Move everything from one folder into another; existing entries stay unchanged."""
+    """Move everything from one folder into another. Existing entries are not changed."""
     for folder, folders, files in os.walk(source, topdown=False):
         there = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
         os.makedirs(there, exist_ok=True)

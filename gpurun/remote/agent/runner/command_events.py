@@ -1,8 +1,8 @@
-"""Reads `$GPURUN_EVENTS`: a file to which a script may append one JSON line per step; then its log is not parsed.
+"""Reads `$GPURUN_EVENTS`, a file to which a script may append one JSON line per step. Its log is then not parsed.
 
     {"step": 10, "loss": 2.31, "val_loss": 2.4, "lr": 3e-4, "tokens_per_s": 98520, "total_steps": 100}
 
-`step` is required, everything else optional; other keys are ignored.
+`step` is required, the other keys are optional, and unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NAME = "command_events.jsonl"
 FIGURES = ("loss", "val_loss", "lr", "tokens_per_s")
 MOST_LINE_BYTES = 4096
 MOST_BYTES = 1 << 18
-"""How much of the file is read per check; a faster writer is read later."""
+"""How many bytes of the file are read per check. What a faster writer adds is read later."""
 MOST_STEPS = 1 << 53
 
 
 class CommandEvents:
-    """The unread content of the file."""
+    """Reads the lines that are added to the file."""
 
     def __init__(self, path: str) -> None:
         self.path, self.place, self.rest = path, 0, b""
@@ -34,7 +34,7 @@ class CommandEvents:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the figures of each new line; invalid lines are skipped."""
+        """Return the figures of each new line. Invalid lines are skipped."""
         try:
             with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 if os.fstat(file.fileno()).st_size < self.place:  # The file was truncated.
@@ -57,7 +57,7 @@ class CommandEvents:
 
 
 def parse_command_event(line: bytes) -> dict[str, Any] | None:
-    """Return the figures of a line; None where it is not an object with a step, or a figure is not a number."""
+    """Return the figures of a line; None if it is not an object with a step, or a figure is not a number."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Results that a command wrote outside the folders that come home: below the home, /workspace and /tmp (or $TMPDIR).
+"""Finds results that a command wrote outside the downloaded folders: below the home, /workspace and /tmp (or $TMPDIR).
 
-They are searched for once, when the command ends. Caches and downloads are not results; a checkpoint always is.
+The search runs once, when the command ends. Caches and downloads are not results; a checkpoint always is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 1_000_000
 MOST_NAMED = 20
-SLACK_S = 0.1  # A file system's clock is coarser than ours.
+SLACK_S = 0.1  # A file system's clock is coarser than Python's.
 CHECKPOINTS = (
     ".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npz", ".h5", ".hdf5", ".keras", ".onnx", ".gguf", ".msgpack",
     ".pkl", ".joblib", ".tflite", ".distcp",
@@ -35,9 +35,9 @@ BELOW_CACHE = frozenset((
     "conda", "yarn", "go-build", "ms-playwright", "fontconfig", "mesa_shader_cache", "kagglehub", "modelscope",
     "tvm-ffi", "flashinfer", "numba", "cupy", "jax", "whisper", "clip", "sentence_transformers", "dvc", "ollama",
 ))  # fmt: skip
-"""Folders of ~/.cache with downloaded or compiled files."""
+"""Subfolders of ~/.cache that contain downloaded or compiled files."""
 HOME_MARK = "id.lock"
-"""A file of gpurun's own home, whose artifacts are at home already."""
+"""A file in gpurun's own home, whose artifacts have already been downloaded."""
 TEMPORARY = re.compile(r"tmp[a-z0-9_]{6,12}|torchinductor_.*|pip-.*|uv-.*|torch_.*|pymp-.*|ray|systemd-private-.*|\..*")
 HUB = re.compile(r"(models|datasets|spaces)--.*")
 VARIABLES = (
@@ -45,14 +45,14 @@ VARIABLES = (
     "PIP_CACHE_DIR", "UV_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
     "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "KAGGLEHUB_CACHE", "MODELSCOPE_CACHE", "VIRTUAL_ENV", "CONDA_PREFIX",
 )  # fmt: skip
-"""Variables that name the place of a cache."""
+"""Variables that name the folder of a cache."""
 
 
 def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) -> Dict[str, Any]:
-    """Return the results that appeared or changed since `since_wall`, without those in `passed_by` and caches.
+    """Return the results that appeared or changed since `since_wall`, without those in `passed_by` and in caches.
 
-    The answer has their number, their bytes, and the twenty most important: weights first, then by size. `is_whole` is
-    false if time ran out before everything was searched.
+    The result has their number, their bytes, and the twenty most important: weights first, then by size. `is_whole` is
+    false if the time was over before everything was searched.
     """
     found = ResultCounter()
     deadline = time.monotonic() + limit_s
@@ -65,7 +65,7 @@ def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) ->
 
 
 def roots() -> List[str]:
-    """Return the home, /workspace and the temporary folder, if they exist and none contains another."""
+    """Return the home, /workspace and the temporary folder, as far as they exist and are not inside one another."""
     places = (os.path.expanduser("~"), "/workspace", os.environ.get("TMPDIR") or "/tmp")
     folders = [os.path.realpath(path) for path in places]
     found: List[str] = []
@@ -83,7 +83,7 @@ def caches() -> Set[str]:
 def results(
     root: str, since_wall: float, passed_by: Set[str], deadline: float, seen: Set[Tuple[int, int]]
 ) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the results below a root, by `lstat` and on its own file system."""
+    """Yield the results below a root, without following links and only on the root's own file system."""
     waiting = [(root, False)]
     device = os.lstat(root).st_dev
     while waiting and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def results(
 
 
 def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os.stat_result]]]:
-    """Return the subfolders of a folder, and its regular files with their facts, all on one file system."""
+    """Return the subfolders of a folder, and this user's regular files with their facts, all on one file system."""
     folders: List[str] = []
     files: List[Tuple[str, os.stat_result]] = []
     try:
@@ -116,13 +116,13 @@ def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os
                     folders.append(entry.path)
                 elif stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid():
                     files.append((entry.path, facts))
-    except OSError:  # Another user's, or gone by now.
+    except OSError:  # The folder is another user's, or is gone by now.
         pass
     return folders, files
 
 
 def is_result(path: str, size: int, is_doubtful: bool) -> bool:
-    """Return whether a user would call a file a result: it is large, or is named like weights."""
+    """Return whether a user would call a file a result: it is large, or has the name of a checkpoint."""
     name = os.path.basename(path).lower()
     if size == 0 or name.endswith((".tmp", ".lock", ".incomplete", ".part", ".swp")):
         return False
@@ -142,7 +142,7 @@ def is_cache(path: str) -> bool:
 
 
 def is_download(path: str, root: str) -> bool:
-    """Return whether the Hugging Face hub has downloaded the file: the hub records each download into a folder."""
+    """Return whether the Hugging Face hub has downloaded the file. The hub records each download in a folder."""
     folder = os.path.dirname(path)
     while len(folder) >= len(root):
         notes = os.path.join(folder, ".cache", "huggingface", "download")
@@ -153,7 +153,7 @@ def is_download(path: str, root: str) -> bool:
 
 
 class ResultCounter:
-    """Counts results, and keeps the names of the most important, because there may be millions."""
+    """Counts results, and keeps only the names of the most important, because there may be millions."""
 
     def __init__(self) -> None:
         self.files, self.bytes = 0, 0
@@ -166,7 +166,7 @@ class ResultCounter:
         push(self.heap, (path.lower().endswith(WEIGHTS), size, path))
 
     def as_json(self) -> Dict[str, Any]:
-        """Return the results as the event has them; a file below the home is named relative to it."""
+        """Return the results in the form of the event. A file below the home is named relative to it."""
         home = os.path.realpath(os.path.expanduser("~")) + os.sep
         ranked = sorted(self.heap, reverse=True)
         named = [(os.fsencode(path).decode("utf-8", "replace"), size) for _, size, path in ranked]

@@ -1,7 +1,7 @@
-"""The other jobs of a sweep on a cluster: a trial is started in one of them by srun, as a step of that job.
+"""The other jobs of a sweep on a cluster. A trial is started in one of them by srun, as a step of that job.
 
-Each of them writes its number to hands/K once it runs (providers/slurm/pilot.sh). Only srun carries
-a step's environment and its output, so the value of a secret is never on a shared disk.
+Each job writes its number to hands/K once it runs (providers/slurm/pilot.sh). Only srun transports a step's environment
+and its output, so the value of a secret is never on a shared disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOOK_S, ANSWERS_S = 1.0, 60.0
 """The seconds between looks for other jobs, and the seconds that a job has to show that it still runs a step."""
 SIGNALLED, ENDING_S = 128, 2.0
-# The agent passes no variable of Slurm's on; this one says where its controller is.
+# The agent does not pass on variables of Slurm. SLURM_CONF tells srun where its controller is.
 _SRUN = """
 [ ! -e "$0/job.env" ] || conf=$(. "$0/job.env" && echo "${SLURM_CONF:-}")
 [ -z "${conf:-}" ] || export SLURM_CONF="$conf"
@@ -27,7 +27,7 @@ exec srun --overlap --nodes=1 --ntasks=1 --quiet --mpi=none --cpu-bind=none --ex
 """
 _LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -l "$0"; exec sh "$0"'
 _SIGNAL = 'kill -s "$0" -- "-$(cat "$1")"'
-# The command of a trial is in a file: srun would take a lone colon among its arguments for the end of a component.
+# The command of a trial is in a file, because srun would treat a lone colon among its arguments as a separator.
 _TRIAL = """\
 exec 2>&1
 echo "$$" >{process} || exit
@@ -39,7 +39,7 @@ exec {words}
 
 
 class Hands:
-    """The other jobs of a sweep, as recorded in the folder of its run; none if the sweep has one job."""
+    """The other jobs of a sweep, as recorded in the folder of its run; none if the sweep has only one job."""
 
     def __init__(self, root: str, count: int) -> None:
         self.root, self.folder, self.count = root, os.path.join(root, "hands"), count
@@ -48,7 +48,7 @@ class Hands:
         self.looked_s = -LOOK_S
 
     def jobs(self) -> list[str]:
-        """Return the numbers of the other jobs that run."""
+        """Return the numbers of the other jobs that run and still accept trials."""
         if self.count and time.monotonic() - self.looked_s >= LOOK_S:
             self.found, self.looked_s = self.look(), time.monotonic()
         return [number for number in self.found if number not in self.lost]
@@ -73,7 +73,7 @@ class Hands:
     def start(
         self, job: str, card: int, argv: list[str], cwd: str, folder: str, env: dict[str, str], names: list[str]
     ) -> Any:
-        """Start a trial in a job; the variables in `names` keep their values even if a login shell sets others."""
+        """Start a trial in a job. The variables in `names` keep their values even if a login shell sets others."""
         own = ["export %s=%s" % (name, shlex.quote(env[name])) for name in names if name in env]
         script = os.path.join(folder, "start")
         with open(script, "w") as file:
@@ -102,10 +102,11 @@ class Hands:
     def why_lost(self, job: str, folder: str, code: int) -> str:
         """Return why a trial failed because of its job, which then gets no more trials; "" if the job still works.
 
-        The reason is srun's last line if no process of the trial began, or if the job no longer runs a step.
+        The reason contains srun's last line. A job has failed if no process of the trial began, or if it no longer runs
+        a step.
         """
         quiet, words = subprocess.DEVNULL, self.step(job, self.root, "true")
-        if code > SIGNALLED:  # The processes of a job that ends are killed before its end is told.
+        if code > SIGNALLED:  # When a job ends, its processes are killed before its end is reported.
             time.sleep(ENDING_S)
         try:
             done = subprocess.run(
@@ -131,10 +132,10 @@ def other_environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def step_environment() -> dict[str, str]:
-    """Return the environment that srun itself needs, for a step that starts no trial."""
+    """Return the environment that srun itself needs, for a step that does not start a trial."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
 
 
 def process_file(folder: str) -> str:
-    """Return the path of the file that has the number of the trial's process."""
+    """Return the path of the file with the process id of the trial."""
     return os.path.join(folder, "process")

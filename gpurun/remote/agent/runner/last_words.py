@@ -1,4 +1,4 @@
-"""Finds the text that explains why a command failed: the last line that names an error, not a launcher's table."""
+"""Finds the text that explains why a command failed: the last line that names an error, except a launcher's report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections import deque
 
 LAST_LINES, MOST_CHARS = 400, 4000
-"""How many last lines are searched: an error before them did not end the command; and the limit of a line."""
-RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, added by torchrun.
+"""How many of the last lines are searched (an earlier error did not end the command), and the limit of a line."""
+# The prefix that torchrun adds, such as `[rank0]: `.
+RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")
 NAMED = re.compile(
     r"(?i)\berror\b['\]]?\s*:(?!\s*[\d.+-])|\[error\]|\bfatal\b|\bout of memory\b|\bno space left\b|\bcore dumped\b"
@@ -20,7 +21,7 @@ TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in
 
 
 class LastWords:
-    """Keeps the last lines of a command, and searches them once it has ended."""
+    """Keeps the last lines of a command, and searches them once the command has ended."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -38,7 +39,7 @@ class LastWords:
             rest = RANK.sub("", line)
             words, is_indented = rest.strip(), rest[:1].isspace()
             if not re.search(r"\w", words):
-                continue  # A drawn line: `=====`.
+                continue  # This is a drawn line, such as `=====`.
             last = words
             is_ignored = is_ignored or words.startswith(IGNORED)
             if words == TRACEBACK:

@@ -1,4 +1,4 @@
-"""Processes that a command has left running when it ended: whether they were still working, and their end."""
+"""Processes that a command has left running when it ended: whether they were still working, and how they are ended."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 SETTLE_S, SAMPLE_S, TICK_S = 0.5, 1.0, 0.05
 LEAST_SHARE = 0.05
-"""Share of a core: a process that used more, or wrote anything, during the observation was working."""
+"""A share of a core. A process that used more, or that wrote anything, during the observation was working."""
 MOST_NAMED = 20
 SCRIPTS = (".py", ".sh", ".ipynb")
 MONITORS = frozenset((
     "nvidia-smi", "tensorboard", "nvtop", "htop", "top", "gpustat", "tail", "watch", "sleep", "ssh-agent", "dmon",
     "iostat", "vmstat", "screen",
 ))  # fmt: skip
-"""Programs that people leave running beside a training; ending them loses nothing."""
+"""Programs that users leave running beside a training. Ending them loses nothing."""
 
 
 def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
-    """Kill the processes that the command left behind, which are this process's children since the command ended.
+    """Kill the processes that the command left behind, which became this process's children when the command ended.
 
-    Return the names of all, and of those that were still working: for example a background training, not an idle
-    leftover. After a stop, working processes are not determined, because the work was ended on purpose.
+    Return the names of all of them, and of those that were still working, such as a background training. After a stop,
+    the second list is empty, because the work was ended on purpose.
     """
     working = still_working() if children() and not is_stopped else []
     names: List[str] = []
-    for _ in range(50):  # The children's own leftovers are adopted in turn.
+    for _ in range(50):  # The children's own children then become children of this process too.
         left = children()
         if not left:
             break
@@ -49,7 +49,7 @@ def children() -> Dict[int, str]:
 
 
 def still_working() -> List[str]:
-    """Return the names of descendants that use a core or write, observed for a second after a short rest.
+    """Return the names of descendants that use a core or write, observed for a second after a short pause.
 
     Processes that end during the observation are not included.
     """
@@ -83,7 +83,7 @@ def use_of_descendants() -> Dict[int, Tuple[str, float, int]]:
 
 
 def list_cpu_use() -> Dict[int, Tuple[int, str, float]]:
-    """Return every live process: its parent, its name, and its CPU seconds. Empty without /proc."""
+    """Return every live process with its parent, its name and its CPU seconds; empty without /proc."""
     found = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if not entry.isdigit():
@@ -101,7 +101,7 @@ def list_cpu_use() -> Dict[int, Tuple[int, str, float]]:
 
 
 def written_by(pid: int) -> int:
-    """Return the bytes that a process has written so far; 0 if unknown."""
+    """Return the bytes that a process has written so far; 0 if that is not known."""
     try:
         with open("/proc/%d/io" % pid) as file:
             return sum(int(line.split()[1]) for line in file if line.startswith("wchar:"))
@@ -110,7 +110,7 @@ def written_by(pid: int) -> int:
 
 
 def process_name(pid: int, name: str) -> str:
-    """Return the name of a process with its script's name, but no other argument, because those may hold a secret."""
+    """Return the name of a process and of its script, but no other argument, because arguments may contain a secret."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             words = file.read().decode("utf-8", "replace").split("\0")

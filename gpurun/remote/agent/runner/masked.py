@@ -37,7 +37,7 @@ def mask(content: bytes, forms: list[bytes]) -> bytes:
 
 
 def begun_form_bytes(content: bytes, form: bytes) -> int:
-    """Return how many bytes at the end of `content` could begin a `form` that continues in the next input."""
+    """Return how many bytes at the end of `content` may begin a `form` that continues in the next input."""
     place = content.find(form[:1], max(0, len(content) - len(form) + 1))
     while place >= 0 and not form.startswith(content[place:]):
         place = content.find(form[:1], place + 1)
@@ -45,7 +45,7 @@ def begun_form_bytes(content: bytes, form: bytes) -> int:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yield the value, its lines, and the strings within it if it is JSON, like a service account's key."""
+    """Yield the value, its lines and, if it is JSON like a service account's key, the strings in it."""
     yield value
     for text in [value, *_texts(value)]:
         yield text
@@ -80,7 +80,8 @@ def _written(text: str) -> Iterator[bytes]:
     for quoted in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
         yield quoted.encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for shift in range(3):  # Its offset in the encoded text, for example after "user:".
+        # The base64 form depends on the value's offset in the encoded text, for example after "user:".
+        for shift in range(3):
             bits = 8 * (shift + len(raw))
             whole = encode(b"\0" * shift + raw)[(8 * shift + 5) // 6 : bits // 6]
             yield whole

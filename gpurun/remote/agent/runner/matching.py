@@ -1,7 +1,7 @@
 """Finds the files that a command has left: walks its folder, the home and /workspace by globs, and applies the rules.
 
-Names are Python strings (undecodable bytes as surrogates), relative to `out/`: `outputs/…` is the command's own
-folder, `home/…` what a glob below `~` matches, `workspace/…` what one below /workspace matches.
+Names are Python strings (with surrogates for undecodable bytes), relative to `out/`: `outputs/…` is the command's own
+folder, `home/…` is what a glob below `~` matches, `workspace/…` is what a glob below /workspace matches.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    State = tuple[int, int]  # which glob, and which of its parts comes next
-    Stamp = tuple[int, int]  # bytes, mtime in nanoseconds
+    State = tuple[int, int]  # (which glob, which of its parts comes next)
+    Stamp = tuple[int, int]  # (bytes, modification time in nanoseconds)
 
 STAYS = frozenset({".cache", ".venv", ".git", "__pycache__", "node_modules"})
 IGNORE_FILE, GIT_IGNORE_FILE = ".gpurunignore", ".gitignore"
@@ -25,7 +25,7 @@ LINKS, DOTS = "links that lead elsewhere", "folders of ~ that begin with a dot"
 
 
 class Glob:
-    """One glob as the user wrote it, below one of the three roots; a matching folder includes everything in it."""
+    """One glob as the user wrote it, below one of the three roots. A matching folder includes everything in it."""
 
     def __init__(self, text: str) -> None:
         self.text, home = text, os.path.expanduser("~")
@@ -42,13 +42,13 @@ class Glob:
 
 
 def part_test(part: str) -> re.Pattern[str]:
-    """Return the test for one part of a glob; a part with brackets may also be the literal name."""
+    """Return the test for one part of a glob. A part with brackets may also match literally."""
     either = "(?:%s)|(?:%s)" % (part_pattern(part), re.escape(part))
     return re.compile(r"(?:%s)\Z" % (either if "[" in part else part_pattern(part)), re.DOTALL)
 
 
 def part_pattern(part: str) -> str:
-    """Return one part of a glob as a regular expression: a star also matches names that begin with a dot."""
+    """Return one part of a glob as a regular expression. A star also matches names that begin with a dot."""
     pattern, place = "", 0
     while place < len(part):
         letter, place = part[place], place + 1
@@ -64,7 +64,7 @@ def part_pattern(part: str) -> str:
 
 
 class MatchedFiles:
-    """The result of one walk: new files, the files of each checkpoint, matches per glob, and what stays and why."""
+    """The result of one walk: new files, each checkpoint's files, matches per glob, and what is left out and why."""
 
     def __init__(self, globs: int, most_files: int) -> None:
         self.most_files = most_files
@@ -76,7 +76,7 @@ class MatchedFiles:
 
 
 class Walk:
-    """Finds what globs match; `checkpoints` is one more glob, whose matches define the checkpoints."""
+    """Finds what globs match. `checkpoints` is one more glob, whose matches define the checkpoints."""
 
     def __init__(
         self, work: str, run: str, outputs: list[str], checkpoints: str, has_git_rules: bool = False
@@ -88,7 +88,7 @@ class Walk:
         self.before: dict[str, Stamp] = {}
         self.held: Container[str] = ()
         self.has_git_rules = has_git_rules
-        # A user who has named the outputs has decided: the list of what is not uploaded then says nothing about them.
+        # If the user has named the outputs, the list of what is not uploaded does not apply to them.
         self.ignored = {"outputs": ignore_rules(os.path.join(work, IGNORE_FILE)) if outputs == EVERYTHING else []}
 
     def source(self, name: str) -> str:
@@ -97,7 +97,7 @@ class Walk:
         return os.path.realpath(os.path.join(self.roots[root], rest))
 
     def find(self, most_files: int) -> MatchedFiles:
-        """Search everything; return the files that are new or changed since `before`, at most `most_files` of them."""
+        """Search all roots. Return the files that are new or changed since `before`, at most `most_files` of them."""
         found = MatchedFiles(len(self.globs), most_files)
         for root, top in self.roots.items():
             states = frozenset((place, 0) for place, glob in enumerate(self.globs) if glob.root == root)
@@ -106,12 +106,12 @@ class Walk:
         return found
 
     def below(self, root: str, top: str, states: frozenset[State], found: MatchedFiles) -> None:
-        """Walk one root; follow a link to a folder only if a glob names the link and its target is inside the root."""
+        """Walk one root. Follow a link to a folder only if a glob names the link and its target is inside the root."""
         inside = os.path.realpath(top) + "/"
         stack = [(top, root, states, "")]
         while stack:
             folder, name, states, unit = stack.pop()
-            if self.has_git_rules and root == "outputs":  # People change the rules while they work.
+            if self.has_git_rules and root == "outputs":  # Users change the rules while they work.
                 files = (GIT_IGNORE_FILE, IGNORE_FILE)
                 self.ignored[name] = [rule for file in files for rule in ignore_rules(os.path.join(folder, file))]
             for entry in entries_of(folder):
@@ -125,7 +125,7 @@ class Walk:
                     continue
                 is_folder = os.path.isdir(real)
                 rule = self.rule(root, child, entry.name, is_folder)
-                if rule or (is_folder and entry.is_symlink()):  # Then it only comes home if a glob names it.
+                if rule or (is_folder and entry.is_symlink()):  # Such a path is downloaded only if a glob names it.
                     deeper, done = self.step(states, entry.name, by_name=True, exactly=rule == DOTS)
                 if rule and not deeper and not done:
                     found.left.setdefault(rule, []).append((child, path))
@@ -138,9 +138,10 @@ class Walk:
     def step(
         self, states: frozenset[State], part: str, by_name: bool = False, exactly: bool = False
     ) -> tuple[frozenset[State], set[int]]:
-        """Match one more part of a path; return what may match below it, and which globs it completes.
+        """Match one more part of a path. Return what may match below it, and which globs it completes.
 
-        With `by_name`, a glob counts only if its part is more than `*` or `**`, or the exact name.
+        With `by_name`, a glob counts only if its part is more than `*` or `**`; with `exactly`, only if its part is the
+        exact name.
         """
         deeper, done = set(), set()
         for glob, place in states:
@@ -164,7 +165,7 @@ class Walk:
         return frozenset(deeper), done
 
     def rule(self, root: str, child: str, name: str, is_folder: bool) -> str:
-        """Return the rule by which a path stays on the machine unless a glob names it; "" if no rule applies."""
+        """Return the rule because of which a path is left out unless a glob names it; "" if no rule applies."""
         if root == "home" and child.count("/") == 1 and name.startswith("."):
             return DOTS
         if is_folder and name in STAYS:
@@ -177,18 +178,18 @@ class Walk:
         return kept
 
     def unit(self, above: str, child: str, done: set[int], is_file: bool = False) -> str:
-        """Return the checkpoint that a path belongs to: the topmost match, or each file if a glob ends in `**`."""
+        """Return the checkpoint of a path: the topmost match, or each file itself if the glob ends in `**`."""
         if self.checkpoint not in done:
             return above
         is_open = self.globs[self.checkpoint].parts[-1:] == ["**"]
         return child if is_open and is_file else "" if is_open else above or child
 
     def take(self, child: str, real: str, done: set[int], unit: str, found: MatchedFiles) -> None:
-        """Add one file to `found`, if it is a regular file and new."""
+        """Add one file to `found` if it is a regular file and new."""
         try:
             facts = os.lstat(real)
         except OSError:
-            return  # Removed in the meantime.
+            return  # The file was removed in the meantime.
         stamp = facts.st_size, facts.st_mtime_ns
         if not stat.S_ISREG(facts.st_mode) or self.before.get(child) == stamp:
             return
@@ -234,7 +235,10 @@ def files_below(path: str) -> Iterator[str]:
 
 
 def ignore_rules(path: str) -> list[tuple[str, re.Pattern[str], bool, bool]]:
-    """Return the lines of a .gpurunignore as git reads them: text, test, if only for folders, if it re-includes."""
+    """Return the lines of a .gpurunignore or .gitignore as git reads them.
+
+    Each is (text, test, whether it is only for folders, whether it re-includes).
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file]
@@ -251,7 +255,7 @@ def ignore_rules(path: str) -> list[tuple[str, re.Pattern[str], bool, bool]]:
 
 
 def path_pattern(parts: list[str], is_anchored: bool) -> str:
-    """Return the parts of such a line as a regular expression for a path; without a slash it matches at any depth."""
+    """Return the parts of such a line as a regular expression for a path. Without a slash it matches at any depth."""
     pattern = "" if is_anchored else "(?:.*/)?"
     for place, part in enumerate(parts):
         is_last = place == len(parts) - 1

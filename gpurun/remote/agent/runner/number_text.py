@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def text_of(value: float) -> str:
-    """Return the text of a number for a trial; a number that is not an integer has four digits."""
+    """Return the text of a number for a trial. A number that is not an integer has four significant digits."""
     return str(value) if isinstance(value, int) else "%.4g" % value
 
 

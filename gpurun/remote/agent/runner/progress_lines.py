@@ -1,11 +1,11 @@
-"""Reads steps and losses from a command's output: the formats of well-known scripts, without guessing.
+"""Reads steps and losses from a command's output, in the formats of well-known scripts, without guessing.
 
 `iter 10: loss 2.31, time 12ms` (nanoGPT), `step 10/100 | loss 2.31 | lr 3e-4 | 40000 tok/s` (llm.c, nanochat),
-`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step is in its progress bar), JSON lines,
-`Epoch: [0][ 10/100] ... Loss 6.9 (7.0)` and `Train Epoch: 1 [640/60000 (1%)] Loss: 2.29` (PyTorch's examples),
-`Epoch 2/3` and `100/938 ━━━━ 1s 3ms/step - loss: 0.3 - val_loss: 0.2` (Keras), Lightning's bars.
+`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step is in its progress bar), JSON lines, `Epoch: [0][
+10/100] ... Loss 6.9 (7.0)` and `Train Epoch: 1 [640/60000 (1%)] Loss: 2.29` (PyTorch's examples), `Epoch 2/3` and
+`100/938 ━━━━ 1s 3ms/step - loss: 0.3 - val_loss: 0.2` (Keras), Lightning's bars.
 
-Counters that restart with each epoch add up to one step. A loss on a test set is neither training nor validation.
+Counters that restart with each epoch are added up to one step. A loss on a test set is neither training nor validation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEP = re.compile(
     r"(?:\s*/\s*(\d{1,12}))?"
 )
 BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")
-# Counters within an epoch: Keras' and Lightning's bars, `[ 10/100]`, `[640/60000 (1%)]`, `[1,  2000]`.
+# Counters within an epoch: the bars of Keras and Lightning, `[ 10/100]`, `[640/60000 (1%)]`, `[1,  2000]`.
 KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}|Unknown)\s+(?:[━╸╺]|\[[=>.]|-\s|\d+s\b)")
 RICH = re.compile(r"[━╸╺]\s+(\d{1,12})/(\d{1,12})\s")
 BRACKET = re.compile(r"\[\s*(\d{1,12})\s*/\s*(\d{1,12})\s*(?:\(\s*[\d.]+\s*%\))?\s*\]")
@@ -50,7 +50,7 @@ STEPS = ("step", "iter", "iteration", "global_step", "steps", "_step")
 
 
 class Counter:
-    """Adds up a counter that may restart with each epoch; `size` is its maximum, 0 if unknown."""
+    """Adds up a counter that may restart with each epoch. `size` is its maximum, 0 if unknown."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
@@ -59,11 +59,11 @@ class Counter:
 
     @property
     def step(self) -> int:
-        """Return the total steps."""
+        """Return the total number of steps."""
         return self.base + self.last
 
     def take(self, count: int, *, is_again: bool) -> int:
-        """Return the total steps for a count within its epoch; `is_again` means that the counter restarted."""
+        """Return the total steps for a count within an epoch. `is_again` means that the counter has restarted."""
         if is_again:
             self.base += self.last
             self.is_repeated = True
@@ -72,7 +72,7 @@ class Counter:
 
 
 class Progress:
-    """Reads the lines of one command in order; `total` is the number of steps that its user gave, else 0."""
+    """Reads the lines of one command in order. `total` is the number of steps that the user stated, else 0."""
 
     def __init__(self, total: int = 0) -> None:
         self.step: int | None = None
@@ -80,18 +80,18 @@ class Progress:
         self.is_total_given = bool(total)
         self.epoch, self.epochs = 0, 0
         self.first_epoch: int | None = None
-        self.counts_epochs = True  # While nothing finer was counted.
-        self.bars: dict[int, Counter] = {}  # By size, the most recently drawn at the end.
-        self.used: Counter | None = None  # The training bar: losses were printed beside it.
-        self.text, self.text_epoch = Counter(), -1  # No step has been counted in any epoch yet.
+        self.counts_epochs = True  # True until something finer than epochs is counted.
+        self.bars: dict[int, Counter] = {}  # Keyed by size; the bar that was drawn last is at the end.
+        self.used: Counter | None = None  # The training bar, which is the bar beside which losses were printed.
+        self.text, self.text_epoch = Counter(), -1  # -1: no step has been counted in any epoch yet.
         self.keras_size, self.keras_last = 0, 0
         self.last_val: float | None = None
 
     def take(self, line: str) -> dict[str, Any] | None:
         """Return the figures in a line: `step` and any of loss, val_loss, lr, tokens_per_s; None if it has no loss.
 
-        A line with a score (`SCORES`) has only that.
-        The step of a validation loss is None if it cannot be determined.
+        A line with a score (`SCORES`) has only the score and a step. The step of a validation loss is None if it cannot
+        be determined.
         """
         line = line[:MOST_CHARS]
         if "core metric" in line.lower() or " bpb" in line.lower():
@@ -104,7 +104,7 @@ class Progress:
         about = re.split(r"\d", line, maxsplit=1)[0]
         is_aside = bool(TEST.search(about) or HELD_OUT.search(about)) and not TRAINED.search(about)
         if is_aside and any(form.search(line) for form in (BAR, BRACKET, RICH)):
-            return None  # An unfinished pass over data other than the training data.
+            return None  # This is an unfinished pass over data other than the training data.
         epoch, rest = self._hear_epoch(line)
         found = losses_of(line, about)
         bar = BAR.search(line)
@@ -113,7 +113,7 @@ class Progress:
         if not found:
             return None
         if (bar or RICH.search(line)) and found.get("val_loss") == self.last_val:
-            found.pop("val_loss", None)  # A bar repeats the last value until there is a new one.
+            found.pop("val_loss", None)  # A bar repeats the last value until there is a new value.
         self.last_val = found.get("val_loss", self.last_val)
         if is_aside:
             at = STEP.search(line)
@@ -126,14 +126,17 @@ class Progress:
         return self._placed(dict(found, **speeds_of(line)), epoch=epoch)
 
     def _score(self, line: str) -> dict[str, Any] | None:
-        """Return a score with the step in the line, or with the last step."""
+        """Return a score with the step in the line, or else with the last step; None if the line has no score."""
         found = {name: form.search(line) for name, form in SCORES.items()}
         figures = {name: read_figure(match[1]) for name, match in found.items() if match}
         at = STEP.search(line)
         return dict(figures, step=int(at[1]) if at else self.step) if figures else None
 
     def _placed(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
-        """Add the step to the figures: their own; else the epoch's, if nothing finer is counted; else the bar's."""
+        """Add the step to the figures: their own, else the epoch if nothing finer is counted, else the bar's.
+
+        Return None for figures without a loss, and for a training loss without a step.
+        """
         epoch = figures.pop("epoch", epoch)
         if "loss" not in figures and "val_loss" not in figures:
             return None
@@ -151,9 +154,9 @@ class Progress:
         return dict(figures, step=self.step)
 
     def _step_of_loss(self, *, is_trained: bool) -> int | None:
-        """Return the step of the bar that a loss without a step belongs to; None if there is none.
+        """Return the step of the bar to which a loss without a step belongs; None if there is none.
 
-        The Hugging Face Trainer draws a second bar while it evaluates, which is full when the loss is printed.
+        The Hugging Face Trainer draws a second bar while it evaluates. That bar is full when the loss is printed.
         """
         unfinished = [bar for bar in self.bars.values() if bar.last < bar.size]
         bar = self.used
@@ -168,13 +171,16 @@ class Progress:
         return bar.step
 
     def _use(self, bar: Counter) -> None:
-        """Note that a bar is the training bar: its maximum is the total, unless each epoch has its own."""
+        """Note that a bar is the training bar. Its maximum is the total, unless each epoch has its own bar."""
         self.used, self.counts_epochs = bar, False
         is_one_of_many = bar.is_repeated or self.first_epoch is not None
         self.set_total(bar.size * self.epochs if self.epochs else 0 if is_one_of_many else bar.size)
 
     def _hear_epoch(self, line: str) -> tuple[int | None, str]:
-        """Note the epoch in a line (and their number, if they count from one); return it, and the line without it."""
+        """Note the epoch in a line, and the number of epochs. Return the epoch, and the line without it.
+
+        The number of epochs is noted only if epochs count from one.
+        """
         found = EPOCH.search(line)
         if not found:
             return None, line
@@ -185,7 +191,7 @@ class Progress:
         return self.epoch, line[: found.start()] + " " + line[found.end() :]
 
     def _counted(self, line: str, rest: str) -> int | None:
-        """Return the step in a line, over all epochs; None if it has none, -1 if it is an evaluation.
+        """Return the step in a line, over all epochs; None if it has none, -1 if it belongs to an evaluation.
 
         `rest` is the line without its epoch.
         """
@@ -207,7 +213,7 @@ class Progress:
         return None
 
     def _of_bar(self, count: int, size: int, *, has_loss: bool = False) -> int | None:
-        """Return the step of a bar; a bar without a loss only shows progress."""
+        """Return the step of a bar; None if there are too many bars. A bar without a loss only shows progress."""
         if size not in self.bars and len(self.bars) >= MOST_BARS:
             return None
         bar = self.bars.pop(size, None) or Counter(size)
@@ -220,7 +226,7 @@ class Progress:
         return step
 
     def _of_keras(self, count: int, size: int) -> int:
-        """Return the step of a Keras bar; -1 for a bar of `evaluate`, which has another size or no new epoch."""
+        """Return the step of a Keras bar; -1 for a bar of `evaluate` (another size, or not in a new epoch)."""
         if count < self.keras_last or self.keras_size not in (0, size):
             return -1
         self.keras_size, self.keras_last = size, count
@@ -235,11 +241,11 @@ class Progress:
         return max(0, before) * size + count
 
     def _of_text(self, count: int, size: int) -> int:
-        """Return the step of `step 10/100`; it counts within an epoch if it restarts with a new one."""
+        """Return the step of text such as `step 10/100`. It counts within an epoch if it restarts with a new epoch."""
         is_again = self.text_epoch not in (-1, self.epoch) and count <= self.text.last
         self.text_epoch = self.epoch
         if is_again:
-            self.text.last = max(self.text.last, size)  # The epoch before was completed.
+            self.text.last = max(self.text.last, size)  # The previous epoch was completed.
         step = self.text.take(count, is_again=is_again)
         if self.text.is_repeated:
             self.set_total(size * self.epochs)
@@ -248,7 +254,7 @@ class Progress:
         return step
 
     def set_total(self, total: int) -> None:
-        """Note the total number of steps, unless the user gave it."""
+        """Note the total number of steps, unless the user stated it."""
         self.total = self.total if self.is_total_given else total
 
     def _of_record(self, line: str) -> dict[str, Any]:
@@ -260,7 +266,8 @@ class Progress:
                 record = ast.literal_eval(line)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return {}
-        if not isinstance(record, dict) or "train_runtime" in record:  # The Trainer's final summary, with means.
+        # "train_runtime" marks the Trainer's final summary, which has means.
+        if not isinstance(record, dict) or "train_runtime" in record:
             return {}
         figures: dict[str, Any] = {}
         for ours, theirs in (
@@ -283,7 +290,8 @@ class Progress:
 def losses_of(line: str, about: str) -> dict[str, Any]:
     """Return the training and the validation loss in a line of text.
 
-    The nearest word before a loss, back to the figure before it, tells which loss it is; else `about` does.
+    The nearest words before a loss, back to the previous figure, show which loss it is; without such a word, `about`
+    does.
     """
     losses: dict[str, Any] = {}
     for found in LOSS.finditer(line):
@@ -291,7 +299,8 @@ def losses_of(line: str, about: str) -> dict[str, Any]:
         figure = read_figure(found[1])
         named = [form for form in (TEST, HELD_OUT, TRAINED) if form.search(before)]
         named = named or [form for form in (TEST, HELD_OUT) if form.search(about)]
-        is_other = OTHER_LOSS.search(before) and not named  # If a loss has several parts, none of them is the loss.
+        # If a loss has several parts, none of them is the loss itself.
+        is_other = OTHER_LOSS.search(before) and not named
         if figure is not None and TEST not in named and not is_other:
             losses.setdefault("val_loss" if HELD_OUT in named else "loss", figure)
     return losses
@@ -310,7 +319,7 @@ def speeds_of(line: str) -> dict[str, float]:
 
 
 def read_figure(value: Any) -> float | None:
-    """Return a figure of a record or a text; None if it is not a finite number."""
+    """Return a figure from a record or a text as a number; None if it is not a number."""
     if isinstance(value, bool):
         return None
     try:

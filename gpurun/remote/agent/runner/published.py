@@ -1,8 +1,9 @@
 """The outputs of a command: found by glob while it runs, copied once they are finished, listed in MANIFEST.json.
 
-A file is finished when its size and time are the same at two checks and after the copy: so a checkpoint that is
-written in place comes home complete or not at all. At the last check, when nothing writes any more, every file is
-linked, which needs no room; files that could not be published are then named. The manifest percent-encodes names.
+A file is finished when its size and time are the same at two checks and after the copy, so a checkpoint that is written
+in place is downloaded completely or not at all. At the last check, when no process writes any more, every file is
+hard-linked, which needs no disk space. Files that could not be published are then named. The manifest percent-encodes
+names.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
     Tell = Callable[..., None]
 
 PLAIN = "/=+@,"
-"""Characters that are not encoded in a manifest, besides letters, digits and `-._~`; every other byte is %XX."""
+"""Characters that a manifest does not encode, besides letters, digits and `-._~`. Every other byte becomes %XX."""
 MOST_FILES, MOST_MANIFEST_BYTES = 1_000_000, 256 << 20
 ENTRY_BYTES = 190
-"""The maximum size of a manifest entry besides its name."""
+"""The maximum size of a manifest entry without its name."""
 WARN_SHARE = 0.8
-"""The share of a limit (of files, or of the size of their list) at which a warning is written."""
+"""The share of a limit (of the number of files, or of the size of their list) at which a warning is written."""
 BLOCK_BYTES = 1 << 20
 SPARE_BYTES = 1 << 30
-"""The free space that a copy leaves on the disk, so that a command does not fail because of its outputs."""
+"""The free space that a copy must leave on the disk, so that a command does not fail because of its outputs."""
 RESERVED_BYTES, FOLDER_BYTES = 1 << 20, 4 << 10
 QUICK_S, REST = 0.5, 10
-"""After a slower check, the next one waits this many times its duration."""
+"""After a check that took longer than QUICK_S, the next check waits REST times as long as it took."""
 MOST_EVENTS = 20
-"""If one check publishes more files than this, a single event has their number."""
+"""If one check publishes more files than this, a single event states their number."""
 WARN_BYTES = 1 << 20
 PARTIAL, RESERVE, MANIFEST = ".publishing", ".reserve", "MANIFEST.json"
 
@@ -54,10 +55,11 @@ class Published:
 
 
 class PublishedOutputs:
-    """A command's outputs, published into `out`; `tell` writes an event.
+    """A command's outputs, published into `out`. `tell` writes an event.
 
-    After the last check `unpublished` has name, bytes and reason of finished files that are not in the manifest,
-    `left_behind` the files that stay by rule, with bytes, and `matched` how many new files each glob has matched.
+    After the last check, `unpublished` has name, bytes and reason of finished files that are not in the manifest.
+    `left_behind` has the files that a rule leaves out, with their bytes. `matched` has the number of new files that
+    each glob has matched.
     """
 
     def __init__(self, work: str, out: str, order: dict[str, Any], tell: Tell) -> None:
@@ -82,17 +84,17 @@ class PublishedOutputs:
         os.makedirs(out, exist_ok=True)
         self.reserve(0)
         self.began_wall = time.time()
-        # Uploaded files are not outputs, unless the command changes them.
+        # Uploaded files are not outputs unless the command changes them.
         self.walk.before = self.walk.find(1 << 62).files
         self.walk.held = self.published
 
     def look(self, step: int, is_last: bool = False) -> None:
-        """Publish finished files; at the last check, when nothing writes any more, all files."""
+        """Publish finished files. At the last check, when no process writes any more, publish all files."""
         began_s = time.monotonic()
         if not is_last and self.took_s > QUICK_S and began_s - self.looked_s < REST * self.took_s:
             return
         if is_last:
-            # From here on the reserved room is for folders, links and the list.
+            # From now on the reserved space is for folders, links and the list.
             remove_file(os.path.join(self.out, RESERVE))
             self.why.clear()
         try:
@@ -113,7 +115,7 @@ class PublishedOutputs:
                 self.unpublished.append((name, stamp[0], why))
 
     def publish_all(self, step: int, is_last: bool) -> None:
-        """Check all files, and publish the finished ones."""
+        """Check all files, and publish those that are finished."""
         found, before = self.walk.find(MOST_FILES), self.looks
         self.over.clear()
         self.looks = new = found.files
@@ -146,17 +148,20 @@ class PublishedOutputs:
     def publish_newest(
         self, units: list[list[str]], finished: dict[str, Stamp], step: int, is_last: bool
     ) -> list[str]:  # fmt: skip
-        """Publish the newest complete checkpoint. If that fails at the end of the run, publish the one before it."""
+        """Publish the newest complete checkpoint. If that fails at the end of the run, publish the one before it.
+
+        Return the files of that checkpoint, which must not be published one by one.
+        """
         for files in reversed(units):
             if finished.keys() >= set(files):
                 if self.publish_checkpoint(files, finished, step, is_last):
                     return files
                 if not is_last:
-                    return files  # It is tried again, completely or not at all.
+                    return files  # The checkpoint is tried again at the next check, completely or not at all.
         return []
 
     def publish_checkpoint(self, names: list[str], stamps: dict[str, Stamp], step: int, is_last: bool) -> bool:
-        """Publish the newest checkpoint, completely or not at all; the one before becomes an ordinary output."""
+        """Publish the newest checkpoint, completely or not at all. The one before it becomes an ordinary output."""
         held = {name: self.published[name].stamp for name in names if name in self.published}
         if self.newest == names and held == {name: stamps[name] for name in names}:
             return True
@@ -181,7 +186,7 @@ class PublishedOutputs:
         entry.kind, entry.step = kind, step
 
     def publish(self, name: str, stamp: Stamp, step: int, is_last: bool) -> bool:
-        """Copy one file, which at the last check needs no room; return whether its current state is published."""
+        """Copy one file (at the last check, link it). Return whether its current state is published."""
         kept = self.published.get(name)
         if kept and kept.stamp == stamp:
             return True
@@ -203,7 +208,7 @@ class PublishedOutputs:
             self.why[name] = "it was still being written"
             return False
         except OSError as error:
-            remove_file(partial)  # On a full disk an incomplete copy would take the room of the list.
+            remove_file(partial)  # On a full disk, an incomplete copy would occupy the space that the list needs.
             self.why[name] = error.strerror or str(error)
             self.warn("outputs.unreadable", "%s cannot be published: %s" % (readable_name(name), self.why[name]))
             return False
@@ -215,7 +220,7 @@ class PublishedOutputs:
         return True
 
     def put(self, partial: str, name: str) -> None:
-        """Rename a complete copy to its name; remove what is in its way, because the command has replaced that."""
+        """Rename a complete copy to its name. Remove what has that name, because the command has replaced it."""
         target = os.path.join(self.out, name)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -234,13 +239,13 @@ class PublishedOutputs:
             os.replace(partial, target)
 
     def forget(self, name: str) -> None:
-        """Remove a file from the list."""
+        """Remove a file from the manifest."""
         if self.published.pop(name, None):
             self.manifest_bytes -= len(encode_name(name)) + ENTRY_BYTES
             self.is_changed = True
 
     def write(self) -> None:
-        """Replace MANIFEST.json, entry by entry, because it may be large."""
+        """Write the manifest to a new file, entry by entry, and then put it in place of MANIFEST.json."""
         path = os.path.join(self.out, MANIFEST)
         with open(path + ".tmp", "w") as file:
             file.write('{"v": 1, "latest": %s, "best": null, "files": [' % json.dumps(self.latest))
@@ -255,7 +260,7 @@ class PublishedOutputs:
         os.replace(path + ".tmp", path)
 
     def reserve(self, size: int) -> None:
-        """Reserve disk space for the last list, and for the folders and links of its files, if the disk has it."""
+        """Reserve disk space for the last list and for its files' folders and links, if the disk has that space."""
         needed = RESERVED_BYTES + 2 * size
         if needed <= self.reserved_bytes:
             return
@@ -267,10 +272,10 @@ class PublishedOutputs:
                     file.write(bytes(2 * needed - self.reserved_bytes))
             self.reserved_bytes = 2 * needed
         except OSError:
-            return  # The disk is full already; the reserve is kept.
+            return  # The disk is already full. Space that was reserved before stays reserved.
 
     def tell_published(self) -> None:
-        """Write one event for each file; if there are very many, one for all."""
+        """Write one event for each new file; if there are very many, one event for all of them."""
         if len(self.new_files) <= MOST_EVENTS:
             for name, size, step in self.new_files:
                 self.tell("output", step=step, name=short_name(name), bytes=size)
@@ -281,7 +286,7 @@ class PublishedOutputs:
         self.new_files = []
 
     def sum_up(self, found: MatchedFiles) -> None:
-        """Report which files do not come home, and why."""
+        """Report which files are not downloaded, and why."""
         here = {name: entry.stamp for name, entry in self.published.items()}
         left = {name: stamp for name, stamp in found.files.items() if here.get(name) != stamp and name not in self.over}
         why = {name: self.why.get(name, "it could not be published") for name in left}
@@ -306,7 +311,7 @@ class PublishedOutputs:
             self.warn("outputs.left", "a rule excludes these files from the download: %s" % ", ".join(named))
 
     def warn_limits(self, files: int, size: int) -> None:
-        """Warn that there are nearly, or already, more files than can come home."""
+        """Warn that there are nearly, or already, more files than can be downloaded."""
         if files >= WARN_SHARE * MOST_FILES or size >= WARN_SHARE * MOST_MANIFEST_BYTES:
             what = (
                 "there are %d output files; at most %d come home, and their list may have %d MB: pack them into fewer"
@@ -314,18 +319,18 @@ class PublishedOutputs:
             self.warn("outputs.many", what % (files, MOST_FILES, MOST_MANIFEST_BYTES >> 20))
 
     def warn(self, code: str, message: str) -> None:
-        """Write a warning, once."""
+        """Write a warning, at most once for each code."""
         if code not in self.warned:
             self.warned.add(code)
             self.tell("warning", code=code, message=message)
 
 
 class Moved(OSError):
-    """A file was written, or replaced, while it was copied."""
+    """A file was written or replaced while it was copied."""
 
 
 def encode_name(name: str) -> str:
-    """Return a name in the manifest's form: its bytes, percent-encoded."""
+    """Return a name as the manifest has it: its bytes, percent-encoded."""
     return quote(os.fsencode(name), safe=PLAIN)
 
 
@@ -340,7 +345,7 @@ def short_name(name: str) -> str:
 
 
 def digests_listed(path: str) -> dict[str, str]:
-    """Return the digests by name from the manifest on disk."""
+    """Return the digests in the manifest on disk, by name; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return {entry["name"]: entry["sha256"] for entry in json.load(file)["files"]}
@@ -349,7 +354,7 @@ def digests_listed(path: str) -> dict[str, str]:
 
 
 def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
-    """Copy a file as it is at one moment, and return its digest. Moved if it was written meanwhile."""
+    """Copy a file in one consistent state, and return its digest. Raise Moved if it was written meanwhile."""
     with open(target, "wb") as out:
         digest = digest_while_copying(source, out)
     if stamp_of(source) != stamp:
@@ -358,9 +363,9 @@ def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
 
 
 def link_or_copy(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
-    """Give a file a second name, or copy it if that is impossible, as on another disk; return its digest.
+    """Give a file a second name, or copy it if that is impossible, for example on another disk. Return its digest.
 
-    A file that a surviving process still writes is copied up to its current size, if that part does not change.
+    A file that a surviving process still writes is copied up to its current size. Raise Moved if that part changes.
     """
     try:
         os.link(source, target)
@@ -386,7 +391,7 @@ def stamp_of(path: str) -> Stamp:
 
 
 def digest_while_copying(source: str, out: Any, most: int = 1 << 62) -> str:
-    """Return the sha256 of a file, or of its beginning, and copy that to `out` if given."""
+    """Return the sha256 of a file, or of its first `most` bytes, and copy them to `out` if it is given."""
     found, left = hashlib.sha256(), most
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:

@@ -40,17 +40,17 @@ MOST_HELD_BYTES = 64 << 10
 MOST_WORDS = 300
 MOST_CHARS, MOST_EVENT_BYTES = 400, 48 << 10
 END_S = 8.0
-"""The share of a stopped command's extra time that its outputs and the search elsewhere may take."""
+"""The seconds of a stopped command's extra time that its outputs and the search for other results may take."""
 
 
 class Events:
-    """Appends to events.jsonl; for the final events there is room even on a disk that the command has filled."""
+    """Appends to events.jsonl. Disk space is reserved so that the last events fit even on a full disk."""
 
     def __init__(self, out: str) -> None:
         self.room = os.path.join(out, ".room")
         try:
             with open(self.room, "wb") as file:
-                file.write(os.urandom(LAST_WORDS_BYTES))  # A compressing disk would not reserve room for zeros.
+                file.write(os.urandom(LAST_WORDS_BYTES))  # A disk that compresses would not reserve space for zeros.
         except OSError:
             self.free()
         self.began = time.monotonic()
@@ -59,12 +59,12 @@ class Events:
         self.file = os.open(os.path.join(out, "events.jsonl"), flags, 0o644)
 
     def free(self) -> None:
-        """Free the room that was reserved for the end."""
+        """Free the disk space that was reserved for the end."""
         with suppress(OSError):
             os.unlink(self.room)
 
     def tell(self, kind: str, **more: Any) -> None:
-        """Write one event; a full disk must not end the command."""
+        """Write one event. A full disk must not end the command."""
         elapsed_s = time.monotonic() - self.began
         event = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=round(elapsed_s, 3))
         event = {
@@ -79,9 +79,9 @@ class Events:
 
 
 class ProgressEvents:
-    """Turns a command's figures into `step` and `eval` events, at most two steps a second; the last is never lost.
+    """Turns a command's figures into `step` and `eval` events, at most two steps a second, always with the last.
 
-    Once it writes to $GPURUN_EVENTS, only that counts, and its log is no longer parsed.
+    Once the command has written to $GPURUN_EVENTS, only that file counts, and its log is no longer parsed.
     """
 
     def __init__(self, events: Events, reported: CommandEvents, total: int) -> None:
@@ -97,7 +97,7 @@ class ProgressEvents:
         return self.progress.step
 
     def take(self, line: str) -> None:
-        """Parse a line, unless the command has written an event before."""
+        """Parse a line of the log, unless the command has written an event."""
         with self.lock:
             found = None if self.has_reported else self.progress.take(line)
             if found is not None:
@@ -106,12 +106,12 @@ class ProgressEvents:
                 self.put(found)
 
     def take_reported(self) -> bool:
-        """Read what the command has written to $GPURUN_EVENTS since; return whether there was anything."""
+        """Read what the command has written to $GPURUN_EVENTS since the last call. Return whether it wrote anything."""
         with self.lock:
             return self.read_reported()
 
     def read_reported(self) -> bool:
-        """Read the events as `take_reported` does; the caller holds the lock."""
+        """Read the events for `take_reported`. The caller has the lock."""
         new = self.reported.read()
         for found in new:
             self.has_reported, self.progress.step = True, found["step"]
@@ -126,7 +126,7 @@ class ProgressEvents:
         return bool(new)
 
     def put(self, found: dict[str, Any]) -> None:
-        """Write the figures, or hold a step until the next one."""
+        """Write the figures, or keep a step until the next event is due."""
         if "core" in found or "bits_per_byte" in found:
             self.write()
             self.events.tell("core" if "core" in found else "eval", **found)
@@ -141,18 +141,18 @@ class ProgressEvents:
             self.events.tell("eval", step=found["step"], val_loss=val_loss)
 
     def flush(self) -> None:
-        """Write the held step."""
+        """Write the step that was kept."""
         with self.lock:
             self.write()
 
     def write(self) -> None:
-        """Write the held step; the caller holds the lock."""
+        """Write the step that was kept. The caller has the lock."""
         if self.waiting is None:
             return
         figures, self.waiting = self.waiting, None
         step, at = figures["step"], figures.pop("at")
         took_s = at - self.last[1]
-        if self.last[0] and step > self.last[0] and took_s >= TICK_S:  # Lines that arrive together prove no speed.
+        if self.last[0] and step > self.last[0] and took_s >= TICK_S:  # Lines that arrive together do not show a speed.
             figures["step_s"] = round(took_s / (step - self.last[0]), 6)
         if "step_s" in figures or step <= self.last[0] or not self.last[0]:
             self.last = (step, at)
@@ -160,7 +160,7 @@ class ProgressEvents:
         self.events.tell("step", steps=self.progress.total or None, **figures)
 
     def warn_lost(self, figures: dict[str, Any]) -> None:
-        """Warn once that the loss is no longer a number."""
+        """Warn, once, that the loss is no longer a finite number."""
         if not math.isfinite(figures.get("loss", 0.0)) and not self.is_lost:
             self.is_lost = True
             message = "the loss is %s at step %d" % (figures["loss"], figures["step"])
@@ -175,18 +175,18 @@ class Log:
         self.words = LastWords()
 
     def take(self, piece: bytes) -> None:
-        """Add output; an incomplete line waits for its end, or until the command is idle."""
+        """Add output. An incomplete line is kept until its end arrives, or until the command is idle."""
         self.held += piece
         if len(self.held) > MOST_HELD_BYTES:
             self.flush()
         self.pass_on(max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1)
 
     def flush(self, is_last: bool = False) -> None:
-        """Pass on an incomplete line too."""
+        """Pass on the incomplete line too."""
         self.pass_on(len(self.held), is_last)
 
     def pass_on(self, end: int, is_last: bool = False) -> None:
-        """Pass on the held output up to a place, except what may be the beginning of a secret (of several lines)."""
+        """Pass on the kept output up to a position, except what may be the beginning of a secret."""
         ready = self.held[:end]
         end -= 0 if is_last else max([0, *(begun_form_bytes(ready, form) for form in self.forms)])
         self.put(self.held[:end])
@@ -210,12 +210,12 @@ class Log:
 
 
 class RunningCommand:
-    """The command, while it runs."""
+    """The command while it runs."""
 
     def __init__(self, order: dict[str, Any], root: str) -> None:
         out, work = os.path.join(root, "out"), os.path.join(root, "bundle", "work")
         os.makedirs(work, exist_ok=True)
-        for name in order["executable"]:  # An upload does not keep file modes.
+        for name in order["executable"]:  # An upload does not preserve file modes.
             os.chmod(os.path.join(work, name), 0o755)
         self.order, self.events, self.asked_s = order, Events(out), 0.0
         if order.get("clone"):
@@ -242,7 +242,7 @@ class RunningCommand:
         self.events.tell(kind, **more)
 
     def read(self) -> None:
-        """Pass on the command's output until no process holds the other end of the pipe."""
+        """Pass on the command's output until no process has the other end of the pipe open."""
         assert self.child.stdout is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)
@@ -250,7 +250,7 @@ class RunningCommand:
                 if not ready.select(IDLE_S):
                     self.log.flush()
                     self.curve.flush()
-                    if self.over.is_set():  # A process that it left running holds the pipe.
+                    if self.over.is_set():  # A process that the command left running has the pipe open.
                         return
                     continue
                 piece = os.read(self.child.stdout.fileno(), 1 << 16)
@@ -261,7 +261,7 @@ class RunningCommand:
     def look(self) -> None:
         """Publish finished files repeatedly.
 
-        For a dev box, check twice each time, because a file must be the same at both checks.
+        For a dev box, check twice each time, because a file must be unchanged between two checks.
         """
         said, began, sync_s = False, time.monotonic(), self.order.get("sync_s") or 0.0
         while not self.over.wait(sync_s or LOOK_S):
@@ -275,7 +275,7 @@ class RunningCommand:
     def publish(self, is_last: bool = False) -> None:
         """Publish finished files.
 
-        A failure, for example on a full disk, is retried at the next check, and does not hide the command's end.
+        A failure, for example on a full disk, is retried at the next check, and does not hide how the command ended.
         """
         try:
             self.outputs.look(self.curve.step or 0, is_last)
@@ -283,7 +283,7 @@ class RunningCommand:
             self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
 
     def warn_nothing(self) -> None:
-        """Warn, while the command still runs, that there is no output; list the content of its folder."""
+        """Warn, while the command still runs, that there is no output. Name the content of its folder."""
         globs = self.order["outputs"] + ([self.order["checkpoints"]] if self.order["checkpoints"] else [])
         if globs:
             there = ", ".join(sorted(os.listdir(self.outputs.work))[:8]) or "nothing"
@@ -291,9 +291,9 @@ class RunningCommand:
             self.events.tell("warning", code="outputs.none", message=message)
 
     def tell_outputs(self, working: list[str]) -> None:
-        """Report at the end which files come home, which do not and why, and which processes still worked."""
+        """Report at the end which files are downloaded, which are not and why, and which processes still worked."""
         outputs, limit_s = self.outputs, self.order["look_s"]
-        if self.asked_s:  # It is killed when its time is over, and must still report its end.
+        if self.asked_s:  # This process is killed when its time is over, and must report the command's end before that.
             limit_s = min(limit_s, max(1.0, self.asked_s + self.order["grace_s"] + END_S - time.monotonic()))
         named = [*outputs.published, *(name for name, _, _ in outputs.unpublished)]
         passed_by = [self.root, os.path.join(self.root, "data"), *map(outputs.walk.source, named)]
@@ -313,7 +313,7 @@ class RunningCommand:
             "still_working": working,
         }
         self.events.tell("outputs", **within_a_line(event))
-        if self.order.get("sync_s"):  # So that the next box with this folder does not get them again.
+        if self.order.get("sync_s"):  # The next box with this folder must not get these files again.
             gone = [name for name in outputs.walk.before if not os.path.lexists(outputs.walk.source(name))]
             if gone:
                 self.events.tell("removed", names=list(names_for_event(map(encode_name, sorted(gone)))))
@@ -326,7 +326,7 @@ class RunningCommand:
         return ["%s %s" % (flag, ",".join(globs)) for flag, globs in given if not any(map(matched.get, globs))]
 
     def stop(self, *_: Any) -> None:
-        """Ask the command to stop, with all processes of its session."""
+        """Ask the command to stop, with all processes in its process group."""
         self.asked_s = self.asked_s or time.monotonic()
         self.send(getattr(signal, "SIG" + self.order["stop_signal"]))
 
@@ -338,7 +338,7 @@ class RunningCommand:
             return
 
     def run(self) -> int:
-        """Wait for the command's end, publish its outputs, and report how it ended; return its exit code."""
+        """Wait for the command's end, publish its outputs, and report how it ended. Return its exit code."""
         signal.signal(signal.SIGTERM, self.stop)
         self.reader.start()
         self.looker.start()
@@ -371,7 +371,7 @@ class RunningCommand:
 
 
 def command_environment(root: str) -> dict[str, str]:
-    """Return the command's environment: this process's own, with the folder of this Python first in the path."""
+    """Return the command's environment: this process's own, with the folder of this Python first in PATH."""
     there = os.environ.get("PATH", os.defpath)
     data = os.path.join(root, "data")
     more = {"GPURUN_DATA": data} if os.path.isdir(data) else {}
@@ -397,7 +397,7 @@ def names_for_event(names: Iterable[str]) -> Iterable[str]:
 
 
 def within_a_line(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event, with fewer names if its line would be too long for a reader."""
+    """Return the event, with fewer names if its line would be too long for its reader."""
     for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
         if len(json.dumps(event)) > MOST_EVENT_BYTES:
             for left in [value for value in event.values() if isinstance(value, dict) and "first" in value]:
@@ -409,7 +409,7 @@ def main() -> int:
     """Run the command described in COMMAND.json."""
     with open(sys.argv[1]) as file:
         order = json.load(file)
-    if sys.platform == "linux":  # Processes that it leaves behind become children of this process.
+    if sys.platform == "linux":  # Processes that the command leaves behind then become children of this process.
         import ctypes
 
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

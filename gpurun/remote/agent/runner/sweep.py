@@ -1,9 +1,9 @@
-"""Runs the trials of a sweep on one machine: as many at once as fit, no trial twice, keeping the best.
+"""Runs the trials of a sweep on one machine: as many at a time as fit, no trial twice, keeping the best.
 
   python start_sweep.py sweep.json     (in bundle/work, as the command of run_command.py)
 
-When a trial ends, its row is written to gpurun-sweep/trials.json, from which a sweep resumes, here or on
-another machine. The files of the best trials are in best/NNN/ beside it. Everything else of a trial is removed.
+When a trial ends, its row is written to gpurun-sweep/trials.json, from which a sweep resumes, on this or another
+machine. The files of the best trials are in best/NNN/ beside that file. All other files of trials are removed.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 FOLDER, TABLE, BEST = "gpurun-sweep", "trials.json", "best"
 TICK_S, EVENT_S = 0.05, 1.0
 ETA, RUNGS = 3, 3
-"""After 1/27, 1/9 and 1/3 of its steps a trial is compared with the others: one of three continues."""
+"""After 1/27, 1/9 and 1/3 of its steps a trial is compared with the others. The best third continues."""
 MOST_FAILED = 3
 """If this many trials fail and none succeeds, the sweep ends, because the settings are not the cause."""
 MOST_DRAWS, MOST_ASKED = 1000, 20
 MOST_WORDS, MOST_LINE = 300, 4000
 ROOM_BYTES = 1 << 20
-"""Kept free for the table of the trials, on a disk that a trial fills."""
+"""The disk space that is reserved for the table of trials, in case a trial fills the disk."""
 HANDS_END_S = 5.0
 OVER = ("done", "pruned", "failed", "nan")
 
 
 class Row:
-    """The facts of one trial; `result` is its lowest validation loss, else its last training loss."""
+    """The facts of one trial. `result` is its lowest validation loss or, without one, its last training loss."""
 
     def __init__(self, number: int, params: Params) -> None:
         self.number, self.params, self.state = number, params, "running"
@@ -67,18 +67,18 @@ class Row:
 
     @property
     def result(self) -> float | None:
-        """Return the figure that ranks trials; None if there is none, or it is not a finite number."""
+        """Return the figure that ranks trials; None if there is none, or if it is not a finite number."""
         found = self.lowest if self.val_loss is not None else self.loss
         return found if found is not None and math.isfinite(found) else None
 
     @property
     def is_lost(self) -> bool:
-        """Return whether its latest loss is no longer a number."""
+        """Return whether a latest loss of the trial is no longer a finite number."""
         last = [loss for loss in (self.loss, self.val_loss) if loss is not None]
         return not all(map(math.isfinite, last))
 
     def hear(self, figures: dict[str, Any]) -> bool:
-        """Add the trial's figures; return whether they include a loss."""
+        """Add the trial's figures. Return whether they include a loss."""
         if figures.get("step") is not None:
             self.step = figures["step"]
         self.tokens = figures.get("tokens", self.tokens)
@@ -91,7 +91,7 @@ class Row:
         return "loss" in figures or "val_loss" in figures
 
     def record(self) -> dict[str, Any]:
-        """Return the row as data; a value that is not a finite number becomes None."""
+        """Return the row as data. A figure that is not finite becomes None."""
         figures = {name: getattr(self, name) for name in ("loss", "val_loss", "lowest")}
         return {
             "trial": self.number, "state": self.state, "params": self.params, "step": self.step, "steps": self.steps,
@@ -110,7 +110,7 @@ def row_of(record: dict[str, Any]) -> Row:
 
 
 class TrainerLines:
-    """Reads the events of the bundled trainer, whose figures have all their digits."""
+    """Reads the events of the bundled trainer, whose figures are not rounded."""
 
     def __init__(self, path: str) -> None:
         self.path, self.place, self.rest = path, 0, b""
@@ -130,7 +130,7 @@ class TrainerLines:
         return [figures for line in lines for figures in self.take(line)]
 
     def take(self, line: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the figures of a line; the trainer writes null for a figure that is not a number."""
+        """Yield the figures of a line. The trainer writes null for a figure that is not finite."""
         with suppress(ValueError):
             event = json.loads(line)
             if event["kind"] == "start":
@@ -144,7 +144,7 @@ class TrainerLines:
 
 
 class Trial:
-    """One running trial, in a separate folder."""
+    """One running trial, in its own folder."""
 
     def __init__(self, row: Row, sweep: RunningSweep, slot: tuple[str, int]) -> None:
         self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
@@ -180,7 +180,7 @@ class Trial:
         self.reader.start()
 
     def argv(self) -> list[str]:
-        """Return the trial's command with its settings filled in; for a recipe they follow --set."""
+        """Return the trial's command with its settings filled in. For a recipe the settings follow --set."""
         order, params = self.sweep.order, self.row.params
         words = [sys.executable if word == "{python}" else word for word in order["argv"]]
         if order["is_recipe"]:
@@ -189,7 +189,7 @@ class Trial:
         return [fill_in(word, params) for word in words]
 
     def read(self) -> None:
-        """Pass on the trial's output, each line with the trial's number before it, and parse it."""
+        """Pass on the trial's output, each line preceded by the trial's number, and parse it."""
         assert self.child.stdout is not None
         held = b""
         while True:
@@ -204,7 +204,7 @@ class Trial:
                 return
 
     def pass_on(self, line: str) -> None:
-        """Write one line to the log of the sweep."""
+        """Write one line to the sweep's log, and parse it for figures."""
         self.words.take(line)
         with suppress(OSError):
             sys.stdout.write("%03d | %s\n" % (self.row.number, line))
@@ -215,12 +215,12 @@ class Trial:
                 self.hear(dict(found, total_steps=self.progress.total))
 
     def look(self) -> None:
-        """Read what the trial has written since the last look."""
+        """Read what the trial has written since the last call."""
         for figures in self.reported.read():
             self.hear(figures)
 
     def hear(self, figures: dict[str, Any]) -> None:
-        """Add the trial's figures; report a loss at most once a second, a validation loss always."""
+        """Add the trial's figures. Report a training loss at most once a second, and a validation loss always."""
         with self.lock:
             row = self.row
             row.steps = figures.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
@@ -242,7 +242,7 @@ class Trial:
     def close(self) -> None:
         """Record how the trial ended, and its last figures."""
         code = self.child.wait()
-        with suppress(OSError):  # Leftover processes would continue beside the next trial.
+        with suppress(OSError):  # Processes that the trial left would otherwise run beside the next trial.
             os.killpg(self.child.pid, signal.SIGKILL)
         self.reader.join(2.0)
         self.look()
@@ -264,7 +264,7 @@ class Trial:
             row.state = "done"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield name and path of each file of the trial: a recipe's out folder, or a command's new files."""
+        """Yield name and path of each file of the trial: for a recipe, its out folder; for a command, its new files."""
         if self.walk is not None:
             for name in self.walk.find(1 << 62).files:
                 yield name.partition("/")[2], self.walk.source(name)
@@ -290,11 +290,11 @@ class RunningSweep:
         self.running: list[Trial] = []
         self.is_stopped, self.is_exhausted, self.fault = False, False, ""
         self.cards = cards_of(order["cards"])
-        # The runner masks the log; a trial's last words also go into its row.
+        # The runner masks the log, but a trial's last words also go into its row.
         self.secrets = forms_of([os.environ[name] for name in order["secrets"] if os.environ.get(name)])
         os.makedirs(os.path.join(self.folder, BEST), exist_ok=True)
         with suppress(OSError), open(self.room, "wb") as file:
-            file.write(os.urandom(ROOM_BYTES))  # A disk that packs zeros would keep no room.
+            file.write(os.urandom(ROOM_BYTES))  # A disk that compresses would not reserve space for zeros.
         self.restore()
         self.sampler: Any = None
         if order["sampler"] == "tpe":
@@ -302,12 +302,12 @@ class RunningSweep:
         self.lock = threading.Lock()
 
     def open_sampler(self) -> None:
-        """Use optuna's sampler if this machine has optuna; otherwise draw at random, and write a warning."""
+        """Use optuna's sampler if this machine has optuna. Otherwise draw settings at random, and write a warning."""
         try:
             from gpurun.remote.agent.runner.tpe import Tpe
 
             self.sampler = Tpe(self.order, len(self.rows))
-        except Exception as error:  # noqa: BLE001 - what is wrong with optuna there ends no sweep that is paid for
+        except Exception as error:  # noqa: BLE001 - no error of optuna may end a sweep that is paid for
             why = "%s: %s" % (type(error).__name__, error)
             message = "optuna cannot be used there (%s): settings are drawn at random, as with --sampler random" % why
             sys.stdout.write("warning: %s\n" % message)
@@ -317,7 +317,7 @@ class RunningSweep:
             self.learn(row)
 
     def restore(self) -> None:
-        """Read the rows of an earlier machine; a trial that had not ended there starts again."""
+        """Read the rows of an earlier machine. A trial that had not ended starts again."""
         places = [self.folder, *(os.path.join(self.work, place) for place in self.order["earlier"])]
         for place in places:
             try:
@@ -341,7 +341,7 @@ class RunningSweep:
         return os.path.join(self.trials, "%03d" % row.number)
 
     def free_slot(self) -> tuple[str, int] | None:
-        """Return a job ("": this one) with room for a trial, and the trial's place there; None if all are full."""
+        """Return a job ("" is this job) with room for a trial, and the trial's place in it; None if all are full."""
         if len(self.running) >= self.order["at_once"]:
             return None
         taken = [trial.slot for trial in self.running]
@@ -350,7 +350,7 @@ class RunningSweep:
         return next((slot for slot in free if slot not in taken), None)
 
     def run(self) -> int:
-        """Run trials until none is left, or the sweep is stopped; return its exit code."""
+        """Run trials until none is left or the sweep is stopped. Return the sweep's exit code."""
         self.progress(None)
         while True:
             for trial in list(self.running):
@@ -358,7 +358,7 @@ class RunningSweep:
                 if trial.child.poll() is not None:
                     self.running.remove(trial)
                     self.close(trial)
-                elif self.is_stopped and not trial.is_ending:  # It was starting when the stop arrived.
+                elif self.is_stopped and not trial.is_ending:  # The trial was starting when the stop arrived.
                     self.end_stopped(trial)
                 elif self.is_beaten(trial):
                     trial.end("nan" if trial.row.is_lost else "pruned")
@@ -372,11 +372,11 @@ class RunningSweep:
         return self.finish()
 
     def is_over(self) -> bool:
-        """Return whether no more trials start."""
+        """Return whether no more trials will start."""
         return bool(self.is_stopped or self.fault or self.is_exhausted or len(self.rows) >= self.order["trials"])
 
     def start(self, slot: tuple[str, int]) -> bool:
-        """Start the next trial; return whether there was one."""
+        """Start the next trial. Return whether there was one."""
         number = next(number for number in itertools.count(1) if number not in self.rows)
         params = self.next_params(number)
         if params is None:
@@ -395,7 +395,7 @@ class RunningSweep:
         return True
 
     def next_params(self, number: int) -> Params | None:
-        """Return the settings of a trial, different from all others; None if there are no more."""
+        """Return the settings of a trial, different from those of all other trials; None if there are no more."""
         taken = [row.params for row in self.rows.values()]
         if self.order["sampler"] == "grid":
             return next((settings for settings in grid_of(self.order["space"]) if settings not in taken), None)
@@ -407,7 +407,7 @@ class RunningSweep:
         return None
 
     def is_beaten(self, trial: Trial) -> bool:
-        """Return whether a trial is pruned at a rung: it is not in the best third of those that reached it."""
+        """Return whether a trial must end early: its loss is not finite, or it is not in the best third at a rung."""
         row = trial.row
         with trial.lock:
             figure = row.loss if row.val_loss is None else row.val_loss
@@ -425,7 +425,10 @@ class RunningSweep:
         return False
 
     def close(self, trial: Trial) -> None:
-        """Record a trial's end, and keep its files if it is among the best."""
+        """Record a trial's end, and keep its files if it is among the best.
+
+        If its job was lost, the trial will start again: its row is reported and deleted, and its files are not kept.
+        """
         trial.close()
         row, job = trial.row, trial.slot[0]
         if job and row.state == "failed" and (why := self.hands.why_lost(job, trial.folder, trial.child.returncode)):
@@ -440,7 +443,7 @@ class RunningSweep:
                 for name, path in trial.files():
                     os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
                     shutil.move(path, os.path.join(place, name))
-            except OSError as error:  # As on a full disk: the best of those before it stays the best.
+            except OSError as error:  # For example on a full disk. The best trials before this one stay the best.
                 shutil.rmtree(place, ignore_errors=True)
                 row.state, row.why = "failed", ("its files cannot be kept: %s" % words_of(error))[:MOST_WORDS]
         shutil.rmtree(trial.folder, ignore_errors=True)
@@ -448,7 +451,7 @@ class RunningSweep:
             self.ended(row)
 
     def ended(self, row: Row) -> None:
-        """Record that a trial is over, before anything is removed or started."""
+        """Record that a trial is over, before its files are removed or another trial starts."""
         over = [trial for trial in self.rows.values() if trial.state != "running"]
         failed = [trial for trial in over if trial.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
@@ -463,15 +466,15 @@ class RunningSweep:
         self.learn(row)
 
     def learn(self, row: Row) -> None:
-        """Report a trial's result to the sampler, if it learns."""
+        """Report a trial's result to the sampler, if there is one."""
         if self.sampler is not None and row.result is not None:
             self.sampler.tell(row.params, row.result)
 
     def best(self) -> list[Row]:
-        """Return the rows whose files are kept, best first; a stopped trial comes after all finished ones.
+        """Return the rows whose files are kept, best first. Stopped trials come after all finished trials.
 
-        A stopped trial may have reported a lower loss without having written anything: no finished trial's files are
-        removed for it.
+        A stopped trial may have reported a lower loss without having saved anything, so the files of a finished trial
+        are not removed for it.
         """
         ranked = [row for row in self.rows.values() if row.state in ("done", "stopped") and row.result is not None]
         return sorted(ranked, key=lambda row: (row.state != "done", row.result, row.number))[: self.order["keep"]]
@@ -483,7 +486,7 @@ class RunningSweep:
             trial.end("stopped")
 
     def write(self) -> None:
-        """Replace the table of all trials; on a full disk in the room that was kept for it, or the sweep ends."""
+        """Replace the table of all trials. On a full disk, use the reserved space, or else end the sweep."""
         try:
             self.replace_table()
         except OSError:
@@ -495,7 +498,7 @@ class RunningSweep:
                 self.end_all("the table of the trials cannot be written: %s" % words_of(error))
 
     def replace_table(self) -> None:
-        """Replace the table of all trials; OSError if the disk is full."""
+        """Replace the table of all trials. Raise OSError if the disk is full."""
         path = os.path.join(self.folder, TABLE)
         rows = [dict(row.record(), rungs=row.rungs) for _, row in sorted(self.rows.items())]
         best = [row.number for row in self.best()]
@@ -506,7 +509,7 @@ class RunningSweep:
         os.replace(path + ".tmp", path)
 
     def tell(self, row: Row) -> None:
-        """Write a row to the events of the run; a full disk must not end the sweep."""
+        """Write a row to the events of the run. A full disk must not end the sweep."""
         self.event("trial", **dict(row.record(), is_restored=row.is_restored))
 
     def event(self, kind: str, **more: Any) -> None:
@@ -530,7 +533,7 @@ class RunningSweep:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def stop(self, *_: Any) -> None:
-        """End all trials; each has time to save."""
+        """End all trials. Each has time to save."""
         if self.is_stopped:
             return
         self.is_stopped = True
@@ -543,17 +546,17 @@ class RunningSweep:
         trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
 
     def kill(self) -> None:
-        """Kill the trials that did not end."""
+        """Kill the trials that have not ended within their time to save."""
         time.sleep(self.order["grace_s"])
         for trial in list(self.running):
             trial.end("stopped")
         time.sleep(HANDS_END_S)
-        for trial in list(self.running):  # What starts it in a job that answers no more.
+        for trial in list(self.running):  # This is srun, if it waits for a job that no longer answers.
             with suppress(OSError):
                 os.killpg(trial.child.pid, signal.SIGKILL)
 
     def finish(self) -> int:
-        """Report the result; return the exit code."""
+        """Write the table and the best result. Return the exit code."""
         self.write()
         best = self.best()
         for row in best[:1]:
@@ -589,13 +592,13 @@ def grid_of(space: dict[str, Any]) -> Iterator[Params]:
 
 
 def draw_settings(order: dict[str, Any], number: int, attempt: int) -> Params:
-    """Return random settings: the same for the same trial of the same sweep, on any machine."""
+    """Return random settings: the same for the same trial of the same sweep on any machine."""
     dice = random.Random("%d:%d:%d" % (order["seed"], number, attempt))
     return {name: drawn_value(axis, dice) for name, axis in order["space"].items()}
 
 
 def drawn_value(axis: Any, dice: random.Random) -> str:
-    """Return one value of a list, or a number from a range."""
+    """Return one value of a list, or a number from a range, as text."""
     if isinstance(axis, list):
         return str(dice.choice(axis))
     low, high = axis["low"], axis["high"]
@@ -614,7 +617,7 @@ def fill_in(word: str, params: Params) -> str:
 
 
 def cards_of(count: int) -> list[str]:
-    """Return the usable GPUs: those in the machine's own variable, as many as the plan has."""
+    """Return the usable GPUs: those in the machine's own variable, at most as many as the plan has."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return (named.split(",") if named else list(map(str, range(count))))[:count]
 

@@ -1,4 +1,4 @@
-"""Optuna's sampler for a sweep: the only module of the remote side that needs more than the standard library."""
+"""Optuna's sampler for a sweep. This is the only module of the agent that needs more than the standard library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Tpe:
-    """Optuna's TPE sampler: it proposes settings, and learns from their results."""
+    """Optuna's TPE sampler. It proposes settings, and learns from their results."""
 
     def __init__(self, order: dict[str, Any], earlier_trials: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -1,8 +1,8 @@
-"""What the end of a dev box would destroy: files elsewhere, large ones in .gitignore, commits that were not pushed.
+"""Finds what the end of a dev box would destroy: files elsewhere, large ignored files, commits that were not pushed.
 
-    python -m gpurun.remote.agent.runner.unsaved machine|folder     (in bundle/; a line of JSON)
+    python -m gpurun.remote.agent.runner.unsaved machine|folder     (in bundle/; prints a line of JSON)
 
-If only the run's `folder` is removed with it, files elsewhere are not lost.
+With `folder`, only the run's folder is removed with the box, so files elsewhere are not lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
 
 
 def began_wall(root: str) -> float:
-    """Return when people could begin to work there: older files are not theirs."""
+    """Return when users could begin to work on the box. Files that are older are not theirs."""
     with open(os.path.join(root, "out", "events.jsonl"), "rb") as events:
         for line in events:
             with suppress(ValueError):
