@@ -26,10 +26,10 @@ __all__ = [
     "BatchPlan",
     "Samples",
     "TokenRow",
+    "micro_batch_starts",
     "plan_batch",
     "position_seed",
     "read_batches",
-    "sample_starts",
     "smaller",
 ]
 
@@ -122,7 +122,7 @@ def position_seed(seed: int, step: int, micro: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, processes: int) -> Iterator[int]:
+def micro_batch_starts(steps: range, sequences: int, micro_batch: int, rank: int, processes: int) -> Iterator[int]:
     """Yield the first sample of each micro-batch of one process; processes take a step's micro-batches in turn."""
     for step in steps:
         for start in range(rank * micro_batch, sequences, processes * micro_batch):

@@ -152,13 +152,13 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
         raise Refused("--stop is empty; give it the text that ends a sample")
     ids, longest = encode(given.prompt, trained.tokenizer), len((given.stop or "").encode("utf-8", "surrogatepass"))
 
-    def is_over(text: Sequence[int]) -> bool:
+    def ends_with_stop(text: Sequence[int]) -> bool:
         """Return whether the stop text is in the new text's end; it has at most as many tokens as bytes."""
         end = list(text[max(len(ids), len(text) - longest) :])
         return given.stop is not None and given.stop in trained.tokenizer.decode(end)
 
     assert isinstance(trained.model, GPT)
-    (written,) = generate(trained.model, [ids], config, seeds=[seed], top_p=top_p, is_over=is_over)
+    (written,) = generate(trained.model, [ids], config, seeds=[seed], top_p=top_p, is_over=ends_with_stop)
     text = trained.tokenizer.decode(written[len(ids) :])
     made = {"prompt": given.prompt, "text": text, "step": trained.step, "seed": seed}
     made |= {"tokens": len(written) - len(ids), "temperature": config.temperature, "top_k": config.top_k}

@@ -71,7 +71,7 @@ class PairTokenizer:
         texts, room = (text for pair in pairs for text in pair), max(0, limit - len(SPECIAL))
         if name == "word-pairs":
             return cls(name, WordTokenizer.for_texts(texts, room))
-        return cls(name, CharTokenizer.for_counts(count_characters(texts), room))
+        return cls(name, CharTokenizer.from_character_counts(count_characters(texts), room))
 
     @classmethod
     def from_tokens(cls, name: str, tokens: Sequence[bytes]) -> PairTokenizer:

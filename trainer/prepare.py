@@ -36,7 +36,7 @@ def write_data_folder(text: str, name: str, val_fraction: float, prompts: tuple[
     if name not in ("char", "gpt2"):
         raise Refused(f"{name} needs gpurun data prepare; this command knows char and gpt2")
     tokenizer: TextTokenizer = (
-        load_gpt2(print) if name == "gpt2" else CharTokenizer.for_counts(count_characters([text]))
+        load_gpt2(print) if name == "gpt2" else CharTokenizer.from_character_counts(count_characters([text]))
     )
     held_out = max(1, round(len(documents) * val_fraction))
     splits = {"train": documents[:-held_out], "val": documents[-held_out:]}

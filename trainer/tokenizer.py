@@ -96,7 +96,7 @@ class CharTokenizer:
         self._ids[codes], self._known[codes] = np.arange(len(codes), dtype=np.uint16), True
 
     @classmethod
-    def for_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
+    def from_character_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
         """Choose the characters for a corpus from `counts[code point]`: all of them, and U+FFFD if there is room.
 
         If there are more than `limit` (0: MOST_CHARACTERS), U+FFFD and the most frequent ones are kept; of equally

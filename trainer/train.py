@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.data import position_seed, read_batches, sample_starts
+from trainer.data import micro_batch_starts, position_seed, read_batches
 from trainer.distributed import (
     COLLECTIVE_LIMIT_S,
     Processes,
@@ -159,7 +159,7 @@ def accumulate(setup: Setup, state: State, io: RunIO) -> Tensor:
     loss_sum = torch.zeros((), dtype=torch.float64, device=setup.device.torch)
     if io.feed is None:  # This process's micro-batches, from this step to the last.
         steps, samples = range(state.step, recipe.train.steps), setup.task.train_samples
-        starts = sample_starts(steps, plan.sequences, plan.micro_batch, processes.rank, processes.count)
+        starts = micro_batch_starts(steps, plan.sequences, plan.micro_batch, processes.rank, processes.count)
         io.feed = read_batches(lambda start: samples.read(start, plan.micro_batch), starts, setup.device.torch)
     for index in range(plan.accumulation):
         inputs = next(io.feed)

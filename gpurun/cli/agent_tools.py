@@ -413,7 +413,7 @@ def _stop(desk: AgentDesk, request: Stop) -> dict[str, Any]:
     return {"run": request.run, **desk.types(words, END_LIMIT_S, run=request.run)}
 
 
-def _collect(desk: AgentDesk, request: Collect) -> dict[str, Any]:
+def _run_collect(desk: AgentDesk, request: Collect) -> dict[str, Any]:
     return {
         "run": request.run,
         **desk.types(["collect", *_flags({"--to": request.to}), "--", request.run], END_LIMIT_S, run=request.run),
@@ -460,7 +460,7 @@ TOOLS: dict[str, Tool] = {
         Tool(Metrics, _metrics),
         Tool(Samples, _samples),
         Tool(Stop, _stop, spends=True),
-        Tool(Collect, _collect),
+        Tool(Collect, _run_collect),
         Tool(Receipt, _receipt),
         Tool(Budget, _budget),
     )

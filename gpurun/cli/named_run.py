@@ -115,7 +115,7 @@ def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
 
 def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> None:
     """Show what the name would run; ask at a terminal before using a table that was not approved."""
-    is_new = not named.is_packaged and not is_approved(named, session.home)
+    is_new = not named.comes_with_gpurun and not is_approved(named, session.home)
     if is_new and not session.interactive:
         what = f"{named.place} must be approved at a terminal; --yes is not enough."
         verb = "sweep" if named.sweep else "run"

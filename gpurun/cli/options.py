@@ -55,7 +55,7 @@ def complete_gpu(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _complete_key(incomplete: str) -> list[str]:
+def _complete_key_name(incomplete: str) -> list[str]:
     from dataclasses import fields
 
     from gpurun.core.installed_files import recipe
@@ -99,7 +99,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the recipe; may be repeated.",
-        autocompletion=_complete_key,
+        autocompletion=_complete_key_name,
     ),
 ]
 Checkpoint = Annotated[

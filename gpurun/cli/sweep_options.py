@@ -32,7 +32,7 @@ def sweep_request(session: Session, **typed: Any) -> Request:
     from gpurun.core.errors import UsageError
     from gpurun.core.sweep import make_sweep, parse_axis
 
-    space, options = _unique(map(parse_axis, typed.pop("settings"))), {name: typed.pop(name) for name in _OPTIONS}
+    space, options = _axes_by_name(map(parse_axis, typed.pop("settings"))), {name: typed.pop(name) for name in _OPTIONS}
     words, continues = typed["command"], typed["continues"]
     typed = {**{name: usual for name, (_, usual) in COMMAND.flags.items()}, **typed}
     if continues is not None:
@@ -126,7 +126,7 @@ def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
     return found
 
 
-def _unique(axes: Any) -> dict[str, Axis]:
+def _axes_by_name(axes: Any) -> dict[str, Axis]:
     """Return the settings by name; UsageError if a name is given twice."""
     from gpurun.core.errors import UsageError
 

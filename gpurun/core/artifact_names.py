@@ -52,10 +52,10 @@ def readable_name(name: str) -> str:
 
 def path_of(folder: Path, name: str) -> Path:
     """Return the path of the file with this name below a folder, renamed or not; ValueError as in `raw_name`."""
-    return folder / (storable_path(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
+    return folder / (substitute_path(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
-def storable_path(name: str) -> str:
+def substitute_path(name: str) -> str:
     """Return the path, below the same folder, of a file that cannot have its own name."""
     raw = raw_name(name)
     end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
@@ -81,7 +81,7 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
     except OSError:  # For example a full disk: the call with the next list tries again.
         return
     if bad - known:
-        mapping = {"v": 1, "names": {name: storable_path(name) for name in sorted(bad | known)}}
+        mapping = {"v": 1, "names": {name: substitute_path(name) for name in sorted(bad | known)}}
         write_atomic(folder / MAPPING, json.dumps(mapping, indent=1).encode())
 
 

@@ -18,7 +18,7 @@ from gpurun.core.untrusted import read_object
 _NAME = "known_hosts.json"
 
 
-def known_host(home: Home, host: str, port: int) -> str | None:
+def find_host_key(home: Home, host: str, port: int) -> str | None:
     """Return the public key that a box showed at first use, as `type base64`; None for a box that was never used."""
     return _read(home).get(_key(host, port))
 

@@ -125,10 +125,10 @@ def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, s
         if _is_object(first) or (len(first) == len(start) and not is_whole):
             return "lines", ""
         return (None, "JSON object") if start[1:].lstrip()[:1] in (b'"', b"}") else ("text", "")
-    return _of_array(path, start) if start.startswith(b"[") else ("text", "")
+    return _kind_of_array(path, start) if start.startswith(b"[") else ("text", "")
 
 
-def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
+def _kind_of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
     """Return the kind of a file that begins like an array, from the array's first members."""
     if start[1:].lstrip().startswith(b"{"):
         return "array", ""

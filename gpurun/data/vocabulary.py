@@ -43,7 +43,7 @@ def make_vocabulary(
 def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
     """Return a tokeniser for the corpus's characters, at most `size`; report the characters that are left out."""
     counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, layout))
-    tokenizer = tokenizers.CharTokenizer.for_counts(counts, size)
+    tokenizer = tokenizers.CharTokenizer.from_character_counts(counts, size)
     known = {ord(token.decode("utf-8")) for token in tokenizer.tokens}
     lost = [code for code in counts.nonzero()[0].tolist() if code not in known]
     say(f"{len(known):,} characters")

@@ -165,7 +165,7 @@ class CommandJob(Job):
         fields = {"outputs", "total_steps", "stop_signal", "executable"}
         return {"is_recipe": False, "argv": list(self.command.words), **self.command.model_dump(include=fields)}
 
-    def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+    def earlier_sweep_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return the uploads with the earlier sweep's results, by path; empty if this sweep does not continue one."""
         earlier = Path(plan.data.beside) / EARLIER
         return {f"bundle/{EARLIER}": earlier} if earlier.is_dir() else {}

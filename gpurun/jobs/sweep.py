@@ -160,7 +160,7 @@ class SweepJob(Job):
     def _earlier_results(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return the results to upload: of this run's earlier machine, or of the sweep that this one continues."""
         if plan.leg is None or not plan.leg.files:
-            return self.trial.trial_uploads(plan)
+            return self.trial.earlier_sweep_uploads(plan)
         files = [(name.removeprefix(f"{FOLDER}/"), path) for name, path in checkpoint_of(plan.leg)]
         return {f"bundle/{EARLIER}/{name}": path for name, path in files}
 

@@ -147,7 +147,7 @@ class TrainerJob(Job):
         none: dict[str, Any] = {"outputs": (), "total_steps": 0, "executable": ()}
         return {"is_recipe": True, "argv": argv, "stop_signal": "TERM", **none}
 
-    def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+    def earlier_sweep_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return {}: the earlier sweep's results are uploaded with the shards."""
         return {}
 

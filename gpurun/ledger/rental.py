@@ -180,7 +180,7 @@ class Rental(BilledTime):
         }
 
 
-def all_bounded(rentals: Sequence[Rental]) -> bool:
+def are_costs_bounded(rentals: Sequence[Rental]) -> bool:
     """Return whether the journal bounds the cost: each machine is proven gone, and nothing was paid beside them."""
     return all(rental.ended for rental in rentals) and not is_more_than_recorded(rentals)
 

@@ -102,13 +102,13 @@ def look_at_run(home: Home, name: str) -> Sight:
         records=tuple(reading.records),
         state=state,
         owner=holder_of(folder.lock),
-        damage=reading.damage or lost_records(home, folder, state),
+        damage=reading.damage or describe_lost_records(home, folder, state),
         approved=plan.approved,
         plan_lost=plan_lost,
     )
 
 
-def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
+def describe_lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
     """Return the damage if the journal has lost the records of a machine that the run had; else None.
 
     Without this check, another machine would be requested.
@@ -265,10 +265,10 @@ def opening_record(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, 
 
 def unfinished_runs(home: Home) -> list[Sight]:
     """Return the unfinished runs that no process drives, oldest first."""
-    return look_at_unfinished(home)[0]
+    return look_at_undriven(home)[0]
 
 
-def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
+def look_at_undriven(home: Home) -> tuple[list[Sight], list[GpurunError]]:
     """Return the unfinished runs that no process drives, oldest first, and the errors of runs that cannot be read."""
     sights, errors = list[Sight](), list[GpurunError]()
     for sight, error in look_at_all(home, planned_runs(home, only_open=True)):

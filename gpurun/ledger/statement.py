@@ -56,7 +56,7 @@ from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.legs import legs_of, on_demand_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned_phases, timeline
-from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
+from gpurun.ledger.rental import Rental, are_costs_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
@@ -258,7 +258,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
     `divided` has the machine's figures about the training phase; None for a command, of which they are not known. If
     `is_seen` is false, the run was in a notebook, whose seconds are unknown.
     """
-    ended, spent = is_seen and all_bounded(rentals), phases_s(rentals)
+    ended, spent = is_seen and are_costs_bounded(rentals), phases_s(rentals)
     rented = [rental for rental in rentals if rental.end != "refused"]
     billable_s = round(sum((rental.seconds for rental in rentals), 0.0), 3)
     return {
@@ -281,7 +281,7 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
 def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
     """Return the upper bound of the cost, with its parts; it is unknown if the journal does not bound the cost."""
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
-    ended = all_bounded(rentals) and not opened.imported
+    ended = are_costs_bounded(rentals) and not opened.imported
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
     figure = figure_of(rentals)
     billed = billed_by(rentals) if ended else None
@@ -344,7 +344,7 @@ def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
 
     The share is None if the cost is unknown, and 0 for a trial of an earlier run.
     """
-    cost = total(*(rental.micros for rental in rentals)) if all_bounded(rentals) else None
+    cost = total(*(rental.micros for rental in rentals)) if are_costs_bounded(rentals) else None
     own = [event for event in evidence.trials if not event.is_restored]
     whole_s = sum(event.seconds or 0.0 for event in own)
     rows: list[ReceiptTrial] = []

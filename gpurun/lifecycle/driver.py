@@ -24,7 +24,7 @@ from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged_error, is_noted, newer_error
 from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, replay_journal
-from gpurun.ledger.runs import lost_records, opening_record
+from gpurun.ledger.runs import describe_lost_records, opening_record
 from gpurun.lifecycle.context import Context, MachineMoved, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
 from gpurun.lifecycle.job_spec import ends_unwatched
@@ -133,7 +133,7 @@ class Driver:
 
     def _drive(self) -> ExitCode:
         state = self._state()
-        lost = lost_records(self._context.home, self._context.folder, state)
+        lost = describe_lost_records(self._context.home, self._context.folder, state)
         if lost is not None:
             raise damaged_error(self._context.folder.journal, lost)
         if state.may_be_billing:

@@ -108,7 +108,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         hint = f"gpurun attach {run} shows its progress; run this again once the machine is ready."
         raise UsageError("way.not_ready", f"{run} has no machine to log in to yet.", hint=hint)
     if facts.is_queued:
-        return _into_job(sight, instance, address, home, host_key_of)
+        return _find_way_into_job(sight, instance, address, home, host_key_of)
     alias, folder = alias_of(run), f".gpurun/{instance.token}"
     if sight.plan.box is not None:
         return WayIn(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
@@ -120,7 +120,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
     return WayIn(run, HostEntry(alias, address, str(key), line), folder)
 
 
-def _into_job(sight: Sight, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
+def _find_way_into_job(sight: Sight, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
     """Return how to log in to a cluster's job: through its login node, which also sees the run's folder."""
     run, folder = sight.folder.name, address.folder
     cluster = cluster_of(load_clusters(home), instance.region)

@@ -18,7 +18,7 @@ from gpurun.jobs.training.history import Priors, uplink_of
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.transfer import Load, load_for, named_data, vocabulary_of
-from gpurun.providers.catalog import catalogue_offers, catalogue_words, counts_of, other_offers, parse_gpu
+from gpurun.providers.catalog import catalogue_offers, catalogue_words, counts_of, list_alternatives, parse_gpu
 
 if TYPE_CHECKING:
     from gpurun.planning.market import Market
@@ -62,7 +62,7 @@ def quote(
     try:
         offers = catalogue_offers(request, need) if market is None else on_sale(market, need)
     except NoOffer as none:
-        if not place.is_shown or request.gpu is not None or not other_offers(request, need, on_cpu=_on_cpu(full)):
+        if not place.is_shown or request.gpu is not None or not list_alternatives(request, need, on_cpu=_on_cpu(full)):
             raise
         offers, notes = [], (f"{none.what} {none.hint}", *notes)
     found = candidates(
@@ -92,7 +92,7 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     need = need_of(request, full, is_rented=True)
     vocab = vocabulary_of(full)
     cap = place.cap
-    beside = other_offers(request, need, on_cpu=_on_cpu(full), queried=quoted.queried)
+    beside = list_alternatives(request, need, on_cpu=_on_cpu(full), queried=quoted.queried)
     found = candidates(
         beside,
         full,

@@ -54,7 +54,7 @@ from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import Load
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import catalogue_offers, gpu_flag, other_offers, parse_gpu
+from gpurun.providers.catalog import catalogue_offers, gpu_flag, list_alternatives, parse_gpu
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
@@ -188,7 +188,7 @@ class CommandProposal(Proposal):
         need, hours, closest = self.need(place), self.request.hours, quoted.candidates[0].offer
         found = [
             judge_offer(offer, self.command, quoted.load, cap=place.cap, hours=hours)
-            for offer in other_offers(self.request, need, on_cpu=False)
+            for offer in list_alternatives(self.request, need, on_cpu=False)
             if place.may_rent_from(offer.provider)
         ]
         if not self.request.choices.weak_lease:

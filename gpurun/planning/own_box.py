@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from gpurun.core.clock import Clock
 from gpurun.core.cluster import Cluster, LoginNode, LoginNodeResult, NoAnswer
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.known_hosts import find_host_key, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.places import place_facts
 from gpurun.core.records import Instance
@@ -120,10 +120,10 @@ def known_login(cluster: Cluster, home: Home) -> Box:
     return Box(
         target=str(login),
         identity=identity,
-        host_key=cluster.host_key or known_host(home, name, login.port) or "",
+        host_key=cluster.host_key or find_host_key(home, name, login.port) or "",
         trusted="known",
         jump=str(jump) if jump else "",
-        jump_host_key=(known_host(home, jump.host, jump.port) or "") if jump else "",
+        jump_host_key=(find_host_key(home, jump.host, jump.port) or "") if jump else "",
         entry=cluster.host if cluster.transport else "",
     )
 
@@ -411,7 +411,7 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
 
     Raise SetupError if the key differs from the recorded one.
     """
-    known = known_host(home, name, login.port)
+    known = find_host_key(home, name, login.port)
     if known is None:
         remember_host(home, name, login.port, shown)
         return shown, "first use"

@@ -115,15 +115,15 @@ class Place(ABC):
         """Return whether a run that is started now could rent from this provider."""
         return True
 
-    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+    def apply_lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
         """Return the candidate with the lease that the place allows. Raise NoOffer if that leaves no time."""
         return chosen
 
-    def apply_lease_rules(
+    def candidates_under_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
         """Return the chosen candidate and the alternatives, with the leases that the place allows."""
-        return self.lease_rules(chosen, job), found if self.is_rented else ()
+        return self.apply_lease_rules(chosen, job), found if self.is_rented else ()
 
     def choices(self, choices: Choices) -> Choices:
         """Return the choices with the values that the place decides."""
@@ -185,8 +185,8 @@ class OwnBox(Place):
             self.warnings += ("No --price-per-hour was given: it counts as free, and no cap applies.",)
         return Market((offer,), (), 0.0)
 
-    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """See `Place.lease_rules`. Raise an error if the box lacks what the job needs, according to its own facts."""
+    def apply_lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """See `Place.apply_lease_rules`. Raise an error if the box, by its own facts, lacks what the job needs."""
         from gpurun.planning.verify_machine import check_box
 
         choices = self.request.choices
@@ -244,8 +244,8 @@ class OwnCluster(Place):
             raise too_small_error(self._partition, cluster, need)
         return Market((offers[0],), (), 0.0)
 
-    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """See `Place.lease_rules`. Besides the cap, the partition's limit and --max-gpu-hours shorten the lease."""
+    def apply_lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """See `Place.apply_lease_rules`. The partition's limit and --max-gpu-hours shorten the lease as well."""
         from gpurun.planning.budget import rental_cost
         from gpurun.providers.slurm.lease import gpu_hours, lease_of_job, may_outlive
 
@@ -332,15 +332,15 @@ class OwnClusters(OwnCluster):
             raise self._left_out[0]
         return Market(tuple(offers), (), 0.0)
 
-    def apply_lease_rules(
+    def candidates_under_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
-        """See `Place.apply_lease_rules`. The candidates stay in order, each under the rules of its own cluster."""
+        """See `Place.candidates_under_rules`. The candidates stay in order, each under the rules of its own cluster."""
         ruled = list[Candidate]()
         alternatives = [other for other in found if other.lease is not None and other.offer != chosen.offer]
         for candidate in (chosen, *alternatives):
             try:
-                ruled.append(self._on[candidate.offer.region].lease_rules(candidate, job))
+                ruled.append(self._on[candidate.offer.region].apply_lease_rules(candidate, job))
             except (NoOffer, SetupError) as error:
                 self._left_out.append(error)
         if not ruled:

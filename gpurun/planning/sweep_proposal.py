@@ -40,7 +40,7 @@ from gpurun.planning.planner import Proposal
 from gpurun.planning.trainer_proposal import TrainerProposal
 from gpurun.planning.transfer import vocabulary_of
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import gpu_flag, other_offers
+from gpurun.providers.catalog import gpu_flag, list_alternatives
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
@@ -192,7 +192,7 @@ class RecipeSweep(TrainerProposal):
     def _other_card(self, quoted: Quote, place: Place) -> Iterator[str]:
         """Yield the flags for the other GPU on which the cap pays for most trials, if there is one."""
         found: list[Candidate] = []
-        for offer in other_offers(self.request, self.need(place), on_cpu=False, queried=quoted.queried):
+        for offer in list_alternatives(self.request, self.need(place), on_cpu=False, queried=quoted.queried):
             if place.may_rent_from(offer.provider):
                 other = copy(self)
                 with suppress(UsageError):  # --at-once may need more memory than this card has.

@@ -330,7 +330,7 @@ def catalogue_offers(request: Request, need: GpuNeed) -> list[Offer]:
     return here
 
 
-def other_offers(
+def list_alternatives(
     request: Request, need: GpuNeed, *, on_cpu: bool, queried: Collection[str] | None = None
 ) -> list[Offer]:
     """Return the catalogue's alternatives: offers of other GPUs, and those for the need from clouds not in `queried`.

@@ -16,7 +16,7 @@ def next_command(predicate: Predicate, folder: RunFolder, shutdown: str = "") ->
         return f"gpurun audit {folder.name}"
     if predicate["teardown"]["is"] == "user_operated" and "imported" not in request:
         return f"gpurun confirm-shutdown {predicate['run']}   # once you have shut the box down"
-    recipe = _recipe_word(folder)
+    recipe = _recipe_argument(folder)
     if (
         recipe
         and terms_in(predicate).has_model
@@ -50,7 +50,7 @@ def left_at(predicate: Predicate) -> int | None:
     return newest_whole(predicate["checkpoint"]["files"]) if terms_in(predicate).has_model else latest
 
 
-def _recipe_word(folder: RunFolder) -> str:
+def _recipe_argument(folder: RunFolder) -> str:
     """Return the recipe's name, or its file's path, to type in a command; "" if unknown or if a command was run."""
     try:
         request = Request.from_json(read_regular(folder.request))

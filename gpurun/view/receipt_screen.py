@@ -149,7 +149,7 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
         ("Cost", _cost(predicate)),
         ("Legs", _legs(predicate)),
         ("Result", [Span(_result(predicate), "title")]),
-        ("Why", _why(predicate)),
+        ("Why", _why_failed(predicate)),
         *cells_home(predicate),
         ("Not home", files_missing(predicate)),
         (name, [Span(ending, look), _proof(predicate), evidence, closed]),
@@ -388,7 +388,7 @@ def _result(predicate: Predicate) -> str:
     return " · ".join([*words, *([training["reason"]] if is_reasoned else [])])
 
 
-def _why(predicate: Predicate) -> list[Cell]:
+def _why_failed(predicate: Predicate) -> list[Cell]:
     """Return why a job failed or was lost, from the record's message."""
     training = predicate["training"]
     return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []

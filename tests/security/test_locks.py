@@ -16,7 +16,7 @@ import pytest
 from gpurun.core import aws_session, paths
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import RunHeld, SetupError
-from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.known_hosts import find_host_key, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop, read_stop_request
 from gpurun.jobs.commands import rehearsal_venv
@@ -67,7 +67,7 @@ def test_a_wish_waits_for_the_wish_of_another_terminal(tmp_path: Path) -> None:
 def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> None:
     home = Home(tmp_path).prepare()
     assert waits_for(home.root / ".known_hosts.json.lock", lambda: remember_host(home, "box", 22, KEY))
-    assert known_host(home, "box", 22) == KEY
+    assert find_host_key(home, "box", 22) == KEY
 
 
 def test_ssh_entries_are_written_by_one_process_at_a_time(tmp_path: Path) -> None:

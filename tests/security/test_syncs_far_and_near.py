@@ -81,15 +81,15 @@ def test_shipped_files_are_synced_before_they_count_after_a_boot(
     (tmp_path / "agent").mkdir()
     finish_upload.note_shipped(str(tmp_path), record)
     assert story == ["file", "name", "folder"], "the trainer waits for no disk"
-    assert finish_upload.shipped_record(str(tmp_path)) == record
+    assert finish_upload.read_upload_record(str(tmp_path)) == record
     boots.append("two")
-    assert finish_upload.shipped_record(str(tmp_path)) == {}, "who knows what a power cut left of it"
+    assert finish_upload.read_upload_record(str(tmp_path)) == {}, "who knows what a power cut left of it"
     boots.append("one")
     story.clear()
     finish_upload.make_durable(str(tmp_path))
     assert story == ["all that was written", "file", "name", "folder"]
     boots.append("two")
-    assert finish_upload.shipped_record(str(tmp_path)) == record
+    assert finish_upload.read_upload_record(str(tmp_path)) == record
 
 
 def test_a_pack_swapped_during_its_sync_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 from tests.trainer.tiny_training import ROOT, TEXT, Train, events, recipe_record, shard_entry, write_data, write_shard
 from trainer import data as data_module
 from trainer import shards as shards_module
-from trainer.data import Samples, TokenRow, ahead, position_seed, sample_starts
+from trainer.data import Samples, TokenRow, ahead, micro_batch_starts, position_seed
 from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.evaluate import TextTask
@@ -89,7 +89,7 @@ def test_any_number_of_processes_shares_out_the_same_samples() -> None:
     def all_samples(processes: int, micro_batch: int) -> list[list[int]]:
         steps: list[list[int]] = [[], []]
         for rank in range(processes):
-            for start in sample_starts(range(3, 5), 8, micro_batch, rank, processes):
+            for start in micro_batch_starts(range(3, 5), 8, micro_batch, rank, processes):
                 steps[start // 8 - 3] += range(start, start + micro_batch)
         return [sorted(step) for step in steps]
 

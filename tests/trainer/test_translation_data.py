@@ -13,7 +13,7 @@ from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 from gpurun.core.errors import UsageError
 from gpurun.data.pairs.grammar import english_german
 from tests.trainer.tiny_training import shard_entry, write_shard
-from trainer.data import plan_batch, sample_starts
+from trainer.data import micro_batch_starts, plan_batch
 from trainer.errors import Refused
 from trainer.pair_tokenizer import PairTokenizer
 from trainer.shards import open_data
@@ -155,7 +155,7 @@ def seen(lab: Lab, steps: range, micro_batch: int, processes: int) -> list[list[
     for step in steps:
         texts = []
         for rank in range(processes):
-            for start in sample_starts(range(step, step + 1), sequences, micro_batch, rank, processes):
+            for start in micro_batch_starts(range(step, step + 1), sequences, micro_batch, rank, processes):
                 labels = samples.read(start, micro_batch)[2]
                 texts += [lab.task.text(row.tolist()) for row in labels]
         found.append(sorted(texts))
@@ -177,7 +177,9 @@ def test_an_epoch_has_every_pair_once(lab: Lab) -> None:
 
 def test_weights_make_every_real_label_count_alike(lab: Lab) -> None:
     plan = plan_batch(lab_recipe("english-german", "word-pairs", train={"micro_batch": 8}), 2)
-    starts = [s for rank in range(2) for s in sample_starts(range(3, 4), plan.sequences, plan.micro_batch, rank, 2)]
+    starts = [
+        s for rank in range(2) for s in micro_batch_starts(range(3, 4), plan.sequences, plan.micro_batch, rank, 2)
+    ]
     parts = [lab.task.train_samples.read(start, plan.micro_batch) for start in starts]
     tokens = [int((labels != 0).sum()) for _, _, labels, _ in parts]
     assert sum(tokens) == lab.task.train_samples.step_tokens(3)

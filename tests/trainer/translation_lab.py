@@ -14,7 +14,7 @@ import torch
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.run_shards import write_prompts
 from tests.trainer.tiny_training import recipe_record
-from trainer.data import BatchPlan, plan_batch, position_seed, sample_starts
+from trainer.data import BatchPlan, micro_batch_starts, plan_batch, position_seed
 from trainer.distributed import Processes
 from trainer.optim import learning_rate, make_optimizer, set_learning_rate
 from trainer.recipe import Recipe, parse_recipe
@@ -69,7 +69,7 @@ class Lab:
     def _step(self, step: int, plan: BatchPlan, processes: int) -> float:
         total = 0.0
         for rank in range(processes):
-            starts = sample_starts(range(step, step + 1), plan.sequences, plan.micro_batch, rank, processes)
+            starts = micro_batch_starts(range(step, step + 1), plan.sequences, plan.micro_batch, rank, processes)
             for index, start in enumerate(starts):
                 inputs = self.task.train_samples.read(start, plan.micro_batch)
                 torch.manual_seed(position_seed(self.recipe.train.seed, step, index * processes + rank))

@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.known_hosts import find_host_key, remember_host
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, InstanceState, Offer, Order, Teardown
@@ -202,16 +202,18 @@ def test_the_card_is_the_smallest_that_the_words_allow(home: Home) -> None:
 def test_a_host_key_is_kept_by_host_and_port(home: Home) -> None:
     remember_host(home, "Box.example.com", 22, "ssh-ed25519 AAAA root@box\n")
     remember_host(home, "box.example.com", 2222, "ssh-ed25519 BBBB")
-    assert known_host(home, "box.example.com", 22) == "ssh-ed25519 AAAA"
-    assert known_host(home, "box.example.com", 2222) == "ssh-ed25519 BBBB"
-    assert known_host(home, "box.example.com", 23) is None
+    assert find_host_key(home, "box.example.com", 22) == "ssh-ed25519 AAAA"
+    assert find_host_key(home, "box.example.com", 2222) == "ssh-ed25519 BBBB"
+    assert find_host_key(home, "box.example.com", 23) is None
     assert stat.S_IMODE((home.root / "known_hosts.json").stat().st_mode) == 0o600
 
 
 def test_many_boxes_at_the_same_moment_are_all_remembered(home: Home) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda port: remember_host(home, "box", port, f"ssh-ed25519 K{port}"), range(1, 33)))
-    assert [known_host(home, "box", port) for port in range(1, 33)] == [f"ssh-ed25519 K{port}" for port in range(1, 33)]
+    assert [find_host_key(home, "box", port) for port in range(1, 33)] == [
+        f"ssh-ed25519 K{port}" for port in range(1, 33)
+    ]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"[box]:22": 5}'])
@@ -219,11 +221,11 @@ def test_a_broken_list_never_wins_a_new_first_use(home: Home, content: str) -> N
     (home.root / "known_hosts.json").write_text(content)
     (home.root / "known_hosts.json").chmod(0o600)
     with refusal(SetupError, "known_hosts.damaged"):
-        known_host(home, "box", 22)
+        find_host_key(home, "box", 22)
 
 
 def test_a_list_that_others_may_write_is_refused(home: Home) -> None:
     remember_host(home, "box", 22, "ssh-ed25519 AAAA")
     (home.root / "known_hosts.json").chmod(0o666)
     with refusal(SetupError, "known_hosts.open_file"):
-        known_host(home, "box", 22)
+        find_host_key(home, "box", 22)

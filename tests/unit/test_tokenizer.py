@@ -93,7 +93,7 @@ def test_no_vocabulary_trains_on_a_word_that_takes_minutes() -> None:
 @settings(max_examples=100, deadline=None)
 def test_every_kept_character_returns_and_others_are_marked(text: str, limit: int) -> None:
     text = text.encode("utf-8", "replace").decode()
-    tokenizer = CharTokenizer.for_counts(count_characters([text]), limit)
+    tokenizer = CharTokenizer.from_character_counts(count_characters([text]), limit)
     assert len(tokenizer.tokens) <= max(limit, 1)
     back = "".join(tokenizer.tokens[i].decode() for i in tokenizer.encode([text])[0])
     kept = {token.decode() for token in tokenizer.tokens}
@@ -102,11 +102,11 @@ def test_every_kept_character_returns_and_others_are_marked(text: str, limit: in
 
 def test_every_character_is_kept_that_there_is_an_id_for() -> None:
     text = "the quick brown fox" * 1000 + "日本"
-    kept = {token.decode() for token in CharTokenizer.for_counts(count_characters([text])).tokens}
+    kept = {token.decode() for token in CharTokenizer.from_character_counts(count_characters([text])).tokens}
     assert kept == {*text, "�"}
-    exact = CharTokenizer.for_counts(count_characters([text]), len({*text}))
+    exact = CharTokenizer.from_character_counts(count_characters([text]), len({*text}))
     assert {token.decode() for token in exact.tokens} == {*text}, "where all fit, none stands for others"
-    fewer = CharTokenizer.for_counts(count_characters([text]), len({*text}) - 1)
+    fewer = CharTokenizer.from_character_counts(count_characters([text]), len({*text}) - 1)
     assert {*text} - {token.decode() for token in fewer.tokens} == {"日", "本"}
     assert "�" in {token.decode() for token in fewer.tokens}
 

@@ -71,7 +71,7 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
     return arguments
 
 
-def _dividing(plan: BatchPlan) -> BatchPlan | None:
+def _next_smaller_plan(plan: BatchPlan) -> BatchPlan | None:
     """Return the next smaller plan, or None.
 
     The Trainer's loader still yields the current micro-batches, so the size of the smaller ones divides theirs.
@@ -142,7 +142,7 @@ class _Trainer(transformers.Trainer):
                 continue
             model.zero_grad()
             waiting, self._portion = list(self._inputs), 0
-            shrink_micro_batch(self._setup, self._state, self._io, _dividing(self._state.plan))
+            shrink_micro_batch(self._setup, self._state, self._io, _next_smaller_plan(self._state.plan))
         if len(self._inputs) == self.args.gradient_accumulation_steps:
             self._inputs, self._portion = [], 0
         assert loss is not None

@@ -37,12 +37,12 @@ _AWS = (
 )
 
 
-def _complete_key(incomplete: str) -> list[str]:
+def _complete_key_name(incomplete: str) -> list[str]:
     return [name for name in KEYS if name.startswith(incomplete)]
 
 
 Owner = Annotated[
-    str, typer.Argument(metavar="PROVIDER", help="runpod, lambda or lambda-guard.", autocompletion=_complete_key)
+    str, typer.Argument(metavar="PROVIDER", help="runpod, lambda or lambda-guard.", autocompletion=_complete_key_name)
 ]
 # This argument is accepted only to be refused, because Typer would print an unexpected argument: the key.
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]

@@ -84,9 +84,9 @@ def _other_gpurun() -> Iterator[Finding]:
 
 def _unfinished(session: Session) -> tuple[list[Finding], bool]:
     """Return findings on runs without a supervisor or with unreadable records, and whether anything may be billing."""
-    from gpurun.ledger.runs import look_at_unfinished
+    from gpurun.ledger.runs import look_at_undriven
 
-    left, unread = look_at_unfinished(session.home)
+    left, unread = look_at_undriven(session.home)
     findings = [Finding("bad", error.what, error.hint) for error in unread]
     if left:
         names = ", ".join(sight.folder.name for sight in left)

@@ -100,7 +100,7 @@ class NamedCommand(Frozen):
         return digest_json(self.model_dump(mode="json", exclude_unset=True, exclude={"place"}))
 
     @property
-    def is_packaged(self) -> bool:
+    def comes_with_gpurun(self) -> bool:
         """Return whether the command came with gpurun, and therefore needs no approval."""
         return not self.place.endswith(PROJECT_FILE)
 

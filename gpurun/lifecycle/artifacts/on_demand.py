@@ -243,7 +243,7 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
         _check_room(folder, sum(file.bytes for file in missing.values()))
         for place, file in missing.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(locate_file(artifacts, file.name), place, file, folder)
+            _copy_verified(locate_file(artifacts, file.name), place, file, folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
         hint = f"Fix that, or name another folder with --to. The downloaded files are in {artifacts}."
@@ -268,7 +268,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
         raise StoreFull("collect.disk_full", what, hint="Free some space, or name another folder with --to.")
 
 
-def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
+def _copy_verified(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
     # Not beside the copy: its name may be too long for a suffix.
     part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:

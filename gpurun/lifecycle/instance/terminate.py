@@ -274,7 +274,7 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
             refused[name] = error
             unclear.append(f"{name}: {error}")
 
-    listing = begin(partial(_carrying, provider, token))
+    listing = begin(partial(_find_by_token, provider, token))
     listing.wait(LIST_FIRST_S)
     if identifier:
         ask(identifier)
@@ -291,7 +291,7 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
     )
 
 
-def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
+def _find_by_token(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
     """Return the listed machines with the token, and the errors because of which others may be missing."""
     try:
         return living_instances(provider.find(token), token), []
@@ -331,7 +331,7 @@ def require_account(provider: Provider, state: RunState, *, same_account: bool =
         raise other_account(provider, state)
 
 
-def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
+def make_answer_check(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
     """Return a function that tests whether the run's machine still answers at its address with its pinned host key.
 
     The function always returns False if the machine never answered, if it is not the run's own, or if another machine

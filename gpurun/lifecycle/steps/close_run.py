@@ -18,7 +18,7 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.rental import Rental, all_bounded, rentals_of, unseen_ends
+from gpurun.ledger.rental import Rental, are_costs_bounded, rentals_of, unseen_ends
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.charges import final_bills
@@ -29,7 +29,7 @@ from gpurun.lifecycle.instance.terminate import (
     CheckAccount,
     check_account,
     is_other_account,
-    knock_of,
+    make_answer_check,
     note_once,
     other_account,
     prove_termination,
@@ -88,7 +88,7 @@ def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
     """
     with suppress(GpurunError):
         for rental in rentals:
-            if rental.ended and all_bounded([rental]):
+            if rental.ended and are_costs_bounded([rental]):
                 context.budgets.settle(rental.token, rental.micros)
 
 
@@ -193,7 +193,7 @@ def _end_late_machines(
             late.append(machine.id)
     check = _check_account_of(request, provider, state, context)
     for name in late:
-        knock = knock_of(state, replace(context, provider=provider), name)
+        knock = make_answer_check(state, replace(context, provider=provider), name)
         ending = prove_termination(
             provider, context.clock, name, request.token, run=context.plan.run, check_account=check, knock=knock
         )

@@ -15,7 +15,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, due_files
 from gpurun.lifecycle.context import RETRY_S, Context, Note, get_instance
-from gpurun.lifecycle.instance.terminate import check_account, knock_of, note_once, prove_termination
+from gpurun.lifecycle.instance.terminate import check_account, make_answer_check, note_once, prove_termination
 from gpurun.providers.base import EndsBy, Guarded, Provider
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -49,7 +49,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         check_account=check,
         begin=begin,
         refused=refused,
-        knock=knock_of(state, context, identifier),
+        knock=make_answer_check(state, context, identifier),
         was_gone=state.was_gone,
     )
     for note in ending:

@@ -37,7 +37,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
     started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
     while (left_s := context.hold_left_s(state)) > 0:
         context.raise_if_stopped(state)
-        if (collected := missing.collected_now()) is not None:
+        if (collected := missing.make_collect_record()) is not None:
             yield collected
             missing = _MissingFiles.from_records(state, context)
             if not state.elsewhere:
@@ -116,7 +116,7 @@ class _MissingFiles:
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
-    def collected_now(self) -> CollectObserved | None:
+    def make_collect_record(self) -> CollectObserved | None:
         """Return a new collect record once every missing file has arrived; otherwise, or if none was missing, None."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):

@@ -36,7 +36,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.reclaims import is_time_over
-from gpurun.ledger.rental import all_bounded, rentals_of
+from gpurun.ledger.rental import are_costs_bounded, rentals_of
 from gpurun.lifecycle.artifacts.inventory import RANK, Inventory
 from gpurun.lifecycle.artifacts.log_copy import end_lines
 from gpurun.lifecycle.context import Context, Note, gpu_hours_at_most, spent_at_most
@@ -90,7 +90,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         left_gpu_hours=purse.left_gpu_hours,
         trained_s=phases_s(rentals_of(records)).get("training", 0.0),
         rate=last_typed(records, RateObserved),
-        rated=_rated(records),
+        rated=_last_measured_offer(records),
     )
     found, wall = _found(base, standing, _avoided(records, lost), state, context)
     if not found:
@@ -107,7 +107,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         cached_on=_kinds_before(records) if caches else (),
     )
     name, digest = _written(_plan_of(base, leg, found, wall), state, context)
-    _begin_files(context, records)
+    _reset_downloads(context, records)
     lengths = end_lines(context.folder)
     before: dict[str, Any] = asdict(lost) if lost is not None else {}
     if purse.left_gpu_hours is not None:
@@ -231,7 +231,7 @@ def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
     rentals, cap, most_hours = rentals_of(records), base.cap_micros, base.choices.max_gpu_hours
     if cap is None and most_hours is None:
         raise NoOffer("move.unbounded", "The run has no cap for all its machines together.", hint=_CONTINUE)
-    if not all_bounded(rentals):
+    if not are_costs_bounded(rentals):
         raise NoOffer("move.unbounded", "The cost of the machines so far has no known upper limit.", hint=_CONTINUE)
     spent, hours = spent_at_most(state, records, state.leg + 1), gpu_hours_at_most(state, records, state.leg + 1)
     left = None if cap is None else left_of(cap, spent)
@@ -243,7 +243,7 @@ def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
     return _Purse(spent, left, left_hours)
 
 
-def _rated(records: Sequence[Record]) -> Offer | None:
+def _last_measured_offer(records: Sequence[Record]) -> Offer | None:
     """Return the offer of the machine whose speed was measured last; None if no speed was measured."""
     rated_seq = next((record.seq for record in reversed(records) if record.event is Event.RATE_OBSERVED), None)
     if rated_seq is None:
@@ -407,7 +407,7 @@ def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
     return f"legs/{count}.json", hashlib.sha256(content).hexdigest()
 
 
-def _begin_files(context: Context, records: Sequence[Record]) -> None:
+def _reset_downloads(context: Context, records: Sequence[Record]) -> None:
     """Protect the files of earlier machines on this computer, and reset the egress count for the next machine.
 
     Later downloads replace only older checkpoints, as always. The best checkpoint of an earlier machine is kept.

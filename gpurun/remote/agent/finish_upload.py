@@ -41,7 +41,7 @@ def settle(root: str, options: Json) -> Answer:
     record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
     record["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
     held = locked(root, "unpack.lock", WAIT_S)
-    if shipped_record(root) != record:
+    if read_upload_record(root) != record:
         if read(root, "agent", "job.json"):
             raise Refusal("started", "a job was started here, so its code and data are not replaced")
         incoming = Incoming(path_in(root, FOLDER, options["layout"]))
@@ -110,7 +110,7 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
     sync_folder(root)
 
 
-def shipped_record(root: str) -> Json:
+def read_upload_record(root: str) -> Json:
     """Return the record of the upload; empty if there is none, or if a reboot may have lost some of its files."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from gpurun.remote.agent.finish_upload import shipped_record
+from gpurun.remote.agent.finish_upload import read_upload_record
 from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
 from gpurun.remote.agent.processes import keepers, kill_all, send_signal
@@ -71,7 +71,7 @@ def checked_job(root: str, path: str) -> Json:
         good = False
     if not good:
         raise Refusal("bad_job", "the job does not follow docs/FORMATS.md")
-    if not shipped_record(root) or not os.path.isdir(path_in(root, job["cwd"])):
+    if not read_upload_record(root) or not os.path.isdir(path_in(root, job["cwd"])):
         raise Refusal("not_shipped", "%s has no verified upload" % job["cwd"])
     return dict(job)
 

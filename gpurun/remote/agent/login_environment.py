@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 
-from gpurun.remote.agent.processes import FAMILIES, OF_THE_CALL, looks_secret, may_pass
+from gpurun.remote.agent.processes import FAMILIES, OF_THE_CALL, looks_secret, may_pass_variable
 from gpurun.remote.agent.system import path_in, read, write
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ def learn(root: str) -> Json:
     `note` states what could not be read.
     """
     exported, note = exports()
-    may = {name: value for name, value in exported.items() if may_pass(name, value)}
+    may = {name: value for name, value in exported.items() if may_pass_variable(name, value)}
     values = {name: value for name, value in may.items() if not re.fullmatch(OF_THE_CALL, name)}
     write(path_in(root, "agent", "environment.json"), values)
     families = [name for name in values if re.fullmatch(FAMILIES, name)]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from gpurun.remote.agent.decompress import codecs
-from gpurun.remote.agent.finish_upload import shipped_record
+from gpurun.remote.agent.finish_upload import read_upload_record
 from gpurun.remote.agent.gpu_use import SILENT, figure, query, smi_answer
 from gpurun.remote.agent.job_state import clocks_now, note_call
 from gpurun.remote.agent.login_environment import learn, remembered_variables
@@ -61,7 +61,7 @@ def hello(root: str, options: Json) -> Answer:
         "codecs": codecs(),
         "wall": clocks["wall"],
         "boot_id": clocks["boot_id"],
-        "shipped_sha256": shipped_record(root).get("manifest_sha256"),
+        "shipped_sha256": read_upload_record(root).get("manifest_sha256"),
         "gpus": cards,
         "driver_words": keep_end(words) or None,
         "torch": torch,

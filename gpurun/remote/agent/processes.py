@@ -104,10 +104,10 @@ def kill_all(root: str) -> None:
 
 def environment(**extra: str) -> Dict[str, str]:
     """Return the environment for a child process: the variables of this process that may be passed on, plus `extra`."""
-    return dict({name: value for name, value in os.environ.items() if may_pass(name, value)}, **extra)
+    return dict({name: value for name, value in os.environ.items() if may_pass_variable(name, value)}, **extra)
 
 
-def may_pass(name: str, value: str) -> bool:
+def may_pass_variable(name: str, value: str) -> bool:
     """Return whether a variable is passed on by default: it has a known name, and it does not look like a key."""
     is_set_up = bool(os.environ.get("SLURM_JOB_ID")) and bool(re.fullmatch(OF_A_SET_UP, name))
     is_known = is_set_up or bool(re.fullmatch(FAMILIES, name))

@@ -28,7 +28,7 @@ from gpurun.core.cluster import Cluster
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import all_typed
-from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.known_hosts import find_host_key, remember_host
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Box, Request
 from gpurun.ledger.journal import read_journal
@@ -146,7 +146,7 @@ def test_a_box_behind_a_proxy_is_reached_by_its_command(
     entry(f"ProxyCommand {relay}", port=1)
     way = machine(own_home, tmp_path / "box")
     assert way.call(["echo", "through"], timeout_s=30).stdout == b"through\n"
-    assert known_host(Home(own_home), "127.0.0.1 by lab", 1) is not None, "the same address elsewhere is another box"
+    assert find_host_key(Home(own_home), "127.0.0.1 by lab", 1) is not None, "the same address elsewhere is another box"
 
 
 RELAY = (

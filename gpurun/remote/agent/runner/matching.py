@@ -212,7 +212,7 @@ def entries_of(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def new_bytes(path: str, since_wall: float) -> tuple[int, int]:
+def count_new_files(path: str, since_wall: float) -> tuple[int, int]:
     """Return how many files at or below a path were written since `since_wall`, and how many bytes they have."""
     files, size = 0, 0
     for file in files_below(path):

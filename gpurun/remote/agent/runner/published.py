@@ -15,7 +15,7 @@ import shutil
 import time
 from urllib.parse import quote
 
-from gpurun.remote.agent.runner.matching import STAYS, Walk, new_bytes
+from gpurun.remote.agent.runner.matching import STAYS, Walk, count_new_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class PublishedOutputs:
             self.unpublished.append(("%d more files" % over_files, over_bytes, limit))
         named = []
         for rule, paths in found.left.items():
-            sums = [new_bytes(path, self.began_wall) for _, path in paths]
+            sums = [count_new_files(path, self.began_wall) for _, path in paths]
             size = sum(size for _, size in sums)
             if any(files for files, _ in sums):
                 what = readable_name(paths[0][0].partition("/")[2]) if len(paths) == 1 else rule

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from gpurun.remote.agent.runner.cloned import git_environment
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED, find_results
-from gpurun.remote.agent.runner.matching import Walk, new_bytes
+from gpurun.remote.agent.runner.matching import Walk, count_new_files
 from gpurun.remote.agent.runner.published import readable_name
 
 TYPE_CHECKING = False
@@ -27,12 +27,12 @@ LARGE_BYTES, LOOK_S, GIT_S = 10_000_000, 10.0, 10.0
 
 def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
     """Return the number of files, their total bytes, the largest files, and the number of commits not pushed."""
-    work, since_wall = os.path.join(root, "bundle", "work"), began_wall(root)
+    work, since_wall = os.path.join(root, "bundle", "work"), read_start_wall(root)
     walk = Walk(work, root, list(order["outputs"]), str(order["checkpoints"]), has_git_rules=True)
     left = {}
     for paths in walk.find(0).left.values():
         for child, path in paths:
-            _, size = new_bytes(path, since_wall)
+            _, size = count_new_files(path, since_wall)
             if size >= LARGE_BYTES:
                 left[readable_name(child.partition("/")[2])] = size
     found = find_results(since_wall, [root], LOOK_S if is_whole else 0.0)
@@ -45,7 +45,7 @@ def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
     }
 
 
-def began_wall(root: str) -> float:
+def read_start_wall(root: str) -> float:
     """Return when users could begin to work on the box. Files that are older are not theirs."""
     with open(os.path.join(root, "out", "events.jsonl"), "rb") as events:
         for line in events:
