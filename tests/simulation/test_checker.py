@@ -59,7 +59,7 @@ def test_it_sees_a_second_machine_beside_the_first(played: Played) -> None:
     first = the_box(played)
     second = Box("i-2", first.order, first.rate, first.born_s, first.up_s, "A100", 1, died_s=first.died_s)
     played.clouds["runpod"].boxes.append(second)
-    assert "one_at_most" in breaches(played)
+    assert "find_second_machines" in breaches(played)
 
 
 def test_it_sees_a_meter_over_receipt_and_cap(played: Played) -> None:
