@@ -103,8 +103,8 @@ class AnyOrder(RuleBasedStateMachine):
         """Assert P1 to P5 after every step; the other promises are judged at the end."""
         if self.stage is not None:
             played = self.stage.played
-            judges = (checker.intent_first, checker.find_second_machines, checker.nothing_forgotten, checker.death_is_proven,
-                      checker.bounded_money)  # fmt: skip
+            judges = (checker.intent_first, checker.find_second_machines, checker.nothing_forgotten,
+                      checker.death_is_proven, checker.bounded_money)  # fmt: skip
             assert [breach for judge in judges for breach in judge(played)] == []
 
     def teardown(self) -> None:
