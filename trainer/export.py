@@ -290,7 +290,7 @@ def _tokenizer(**parts: Any) -> dict[str, Any]:
 
 
 def _published() -> list[str]:
-    """Return GPT-2's merges, one per line."""
+    """Return GPT-2's published merges as a list of lines `left right`."""
     return GPT2_MERGES.read_text(encoding="utf-8").split("\n")[1:-1]
 
 

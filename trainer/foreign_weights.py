@@ -104,9 +104,9 @@ class _Stored:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> zipfile.ZipInfo:
-    """Return a file of the archive; torch puts it into a folder of any name and never compresses it.
+    """Return the entry `name` of an archive from torch, whatever its top folder is called.
 
-    Refused if the file is missing, exists twice, or is compressed.
+    Refused if it is missing, exists twice, or is compressed (torch never compresses).
     """
     found = [info for info in archive.infolist() if info.filename.partition("/")[2] == name]
     if len(found) != 1 or found[0].compress_type != zipfile.ZIP_STORED:

@@ -158,7 +158,10 @@ def _heads_and_tokeniser(path: Path) -> tuple[int | None, str | None]:
 
 
 def _fitted(source: _Source, expected: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """Return the tensors with the model's head, vocabulary and positions, as far as no information is lost."""
+    """Adapt a file's tensors to the model: copy or drop a tied head, pad the vocabulary, cut the positions.
+
+    Biases of zeros are dropped if the model has none. Refused if a head would be lost.
+    """
     tensors = dict(source.tensors)
     embedding, head = tensors.get("wte.weight"), tensors.get("lm_head.weight")
     if embedding is None:

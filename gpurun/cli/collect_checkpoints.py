@@ -27,8 +27,8 @@ from gpurun.lifecycle.artifacts.on_demand import (
     Brought,
     Only,
     bring_now,
-    bring_pushed,
     copy_out,
+    download_pushed_files,
     select_files,
 )
 from gpurun.lifecycle.connect import MachineConnector
@@ -210,7 +210,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     def is_home_ahead(manifest: Manifest) -> bool:
         return collected is not None and _is_ahead(collected, manifest, only)
 
-    found = bring_pushed(
+    found = download_pushed_files(
         sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
         choose=lambda manifest: [] if is_home_ahead(manifest) else select_files(manifest, only, name),
         tell=_progress_printer(session),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RENTING, bound_challenge, make_text_option, renting_from, usual_providers
+from gpurun.cli.options import RENTING, bound_challenge, build_request_fields, make_text_option, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -34,7 +34,7 @@ def command_request(session: Session, **typed: Any) -> Request:
         from gpurun.cli.named_run import with_named
 
         typed = with_named(session, typed, COMMAND.flags)
-    renting = renting_from(session, **typed)
+    renting = build_request_fields(session, **typed)
     request = Request(recipe="", **renting)
     if typed["command"]:
         request = request.model_copy(update={"command": _command(typed)})

@@ -17,7 +17,7 @@ from gpurun.cli.command_options import (
     repeated_flag,
 )
 from gpurun.cli.durations import sync_s
-from gpurun.cli.options import RENTING, flag, make_from_option, make_text_option, renting_from, usual_providers
+from gpurun.cli.options import RENTING, build_request_fields, flag, make_from_option, make_text_option, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 from gpurun.core.errors import UsageError
@@ -43,7 +43,7 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
     from gpurun.planning.dev_box_proposal import DevBoxWishes
 
     _demand_one_folder(typed)
-    renting = renting_from(session, **{name: RENTING[name][1] for name in _NOT_HERE}, **typed)
+    renting = build_request_fields(session, **{name: RENTING[name][1] for name in _NOT_HERE}, **typed)
     command = Command(
         argv=KEEP,
         folder=_folder(typed),
@@ -90,7 +90,10 @@ def _folder(typed: dict[str, Any]) -> str:
 
 
 def _address(text: str) -> str:
-    """Return a public repository's address; UsageError if it has a password, because the plan stores the address."""
+    """Return the --git address unchanged.
+
+    UsageError if it is not an address, or contains a user or password, because the plan stores it.
+    """
     if text and not _ADDRESS.fullmatch(text):
         what = f"--git {text!r} is not the address of a repository."
         raise UsageError(

@@ -19,7 +19,7 @@ from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_j
 from gpurun.cli.result import Result
 from gpurun.cli.run_control import stop_run
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import Viewer, follow_run, left_running
+from gpurun.cli.viewer import Viewer, follow_run, result_of_leaving
 from gpurun.core.clock import ticks
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.journal_records import Phase
@@ -74,7 +74,7 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
         place = _Place.ask_machine(session, sight)
     except GpurunError as error:  # The box keeps running.
         session.say(f"The box does not respond now: {error.what} To try again: gpurun ssh {folder.name}")
-        return left_running(session, sight)
+        return result_of_leaving(session, sight)
     is_entered = place.is_here or place.way is not None
     if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
         return Result(data=place.data(), text="\n".join(place.lines()))
@@ -82,7 +82,7 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     with _tunnel(session, place):
         code = place.shell(session)
     if any(number != signal.SIGINT for number in iter(heard.take, None)):  # The terminal was closed.
-        return left_running(session, look_at_run(session.home, folder.name))
+        return result_of_leaving(session, look_at_run(session.home, folder.name))
     return _after_shell(session, folder, code)
 
 
@@ -234,7 +234,7 @@ def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
         return follow_run(session, folder)
     costs = costs_on(sight, session.clock.wall())
     on = f"{folder.name} continues{f' ({costs})' if costs else ''}. To end it: gpurun stop {folder.name}"
-    kept = replace(left_running(session, sight), after=on, exit_code=ExitCode.DONE)
+    kept = replace(result_of_leaving(session, sight), after=on, exit_code=ExitCode.DONE)
     if code == LOST:
         session.say(f"The connection ended, but the box is still running. To return: gpurun ssh {folder.name}")
         return kept

@@ -82,7 +82,7 @@ def silent_s(text: str) -> int:
     return 0 if text == "off" else _within(text, 60, 86400, "usage.silent", wrong, hint)
 
 
-def hold_s(text: str) -> int:
+def parse_hold_s(text: str) -> int:
     """Return the seconds of --hold-on-failure, which is a number of minutes or a duration; 0 for `off`."""
     wrong = f"--hold-on-failure {text!r} is out of range: a machine can be held from 1m to a day."
     span = f"{text}m" if text.isascii() and text.isdigit() else text

@@ -40,11 +40,11 @@ class OfferListing:
 def list_offers(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> OfferListing:
     """Return live offers of the clouds with a key; if there is no key, the catalogue's offers of all clouds."""
     if need is None:
-        return _catalogued(None, clouds, choices, "Name a GPU to see live prices.")
+        return _list_catalog_offers(None, clouds, choices, "Name a GPU to see live prices.")
     ready = [name for name in ready_providers(session.home) if name in clouds]
     if not ready:
         whose = " or ".join(clouds) if len(clouds) < len(CLOUDS) else "any cloud"
-        return _catalogued(need, clouds, choices, f"There is no key for {whose}: gpurun auth set {clouds[0]}")
+        return _list_catalog_offers(need, clouds, choices, f"There is no key for {whose}: gpurun auth set {clouds[0]}")
     if not session.json:
         session.say(f"Asking {', '.join(ready)} for {need}.")
     market = live_offers(need, ready, session.home, session.clock, choices)
@@ -74,7 +74,7 @@ def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
     return found
 
 
-def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> OfferListing:
+def _list_catalog_offers(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> OfferListing:
     """Return the packaged catalogue's offers, with a warning that they are not live; it has no spot prices."""
     rows = [offer for offer in (offers_for(need) if need else all_offers()) if offer.provider in clouds]
     kept = [offer for offer in rows if choices.region in (None, offer.region) or offer.region == "any"]

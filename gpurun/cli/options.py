@@ -12,9 +12,9 @@ import typer
 
 from gpurun.cli.durations import (
     give_up_after_s,
-    hold_s,
     idle_s,
     limit_s,
+    parse_hold_s,
     parse_setup_limit_s,
     queue_s,
     silent_s,
@@ -115,7 +115,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     if typed["recipe"].endswith(".json"):
         return _request_in_plan_file(session, **typed)
     settings, continues = session.settings, typed["continues"]
-    renting = renting_from(session, **typed)
+    renting = build_request_fields(session, **typed)
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
     init = str(Path(typed["init"]).expanduser().absolute()) if typed["init"] else ""
     own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer, "init": init}
@@ -162,7 +162,7 @@ def usual_providers(session: Session) -> tuple[str, ...]:
     return tuple(name.strip() for name in session.settings["providers"].value.split(",") if name.strip())
 
 
-def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
+def build_request_fields(session: Session, **typed: Any) -> dict[str, Any]:
     """Return the fields of a Request for the flags of RENTING; missing values come from the settings."""
     from gpurun.core.command import checked_globs
     from gpurun.core.money import parse_usd
@@ -205,7 +205,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=give_up_after_s(typed["give_up_after"]) if typed["give_up_after"] else 0,
             idle_s=idle_s(typed["idle"]) if typed["idle"] else None,
             silent_s=silent_s(typed["silent"]) if typed["silent"] else None,
-            hold_s=hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
+            hold_s=parse_hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
             max_gpu_hours=_checked_gpu_hours(typed["max_gpu_hours"]),
             limit_s=limit_s(typed["time"]) if typed["time"] else 0,
@@ -247,7 +247,7 @@ _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 
 def challenge_override(session: Session, challenge: str) -> tuple[str, ...]:
-    """Return the override that derives a run's seed from a teacher's challenge and the signing key; () without one."""
+    """Return the override train.challenge=CHALLENGE:KEYID, which determines the seed; () if there is no challenge."""
     return (f'train.challenge="{bound_challenge(session, challenge)}"',) if challenge else ()
 
 

@@ -100,7 +100,7 @@ class PlainPane(SilentPane):
             for line in lines:
                 self._session.say(line)
         except OSError:
-            _leave()
+            _hang_up()
 
 
 class JsonPane(SilentPane):
@@ -121,10 +121,10 @@ class JsonPane(SilentPane):
         except OutputLost as loss:
             if loss.why:
                 self._session.say(f"Standard output cannot be written: {loss.why}.")
-            _leave()
+            _hang_up()
 
 
-def _leave() -> None:
+def _hang_up() -> None:
     """End the view as if the terminal had been closed, because standard output or error can no longer be written."""
     signal.raise_signal(signal.SIGHUP)
 

@@ -33,10 +33,10 @@ def try_to_connect(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
     except OSError as error:
         return "unreachable" if error.errno == errno.EHOSTUNREACH else "no network"
     with line:
-        return _greeting_of(line)
+        return _describe_greeting(line)
 
 
-def _greeting_of(line: socket.socket) -> str:
+def _describe_greeting(line: socket.socket) -> str:
     """Describe what a box sends first. A box that sends nothing may be busy; that does not show that it is off."""
     heard = b""
     try:

@@ -80,13 +80,15 @@ def _continued_sweep_request(
     session: Session, typed: dict[str, Any], space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
     """Return the request for a sweep that continues an earlier sweep."""
-    from gpurun.cli.options import renting_from
+    from gpurun.cli.options import build_request_fields
     from gpurun.core.run_plan import Request
     from gpurun.jobs.earlier_sweep import make_other_sweep, sweep_as_before
 
     if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
         raise make_other_sweep(typed["continues"], other[0])
-    return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
+    return sweep_as_before(
+        Request(recipe="", **build_request_fields(session, **typed)), session.home, usual_providers(session)
+    )
 
 
 def _table_of(session: Session, name: str) -> dict[str, Any] | None:

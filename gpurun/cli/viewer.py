@@ -152,14 +152,14 @@ class Viewer:
         self._pane.close()
         leave = react_to_signal(self._session, sight, number, self._on_interrupt)
         self._pane.reopen()
-        return left_running(self._session, sight) if leave else None
+        return result_of_leaving(self._session, sight) if leave else None
 
     def _left_result(self, sight: Sight) -> Result | None:
         """Return the result for leaving the run; None if the run has ended."""
         if not sight.unfinished:
             return None
         is_ending = sight.state.phase is Phase.DESTROYING
-        return left_while_destroying(sight) if is_ending else left_running(self._session, sight)
+        return left_while_destroying(sight) if is_ending else result_of_leaving(self._session, sight)
 
 
 def follow_run(
@@ -181,7 +181,7 @@ def follow_run(
     return left
 
 
-def left_running(session: Session, sight: Sight) -> Result:
+def result_of_leaving(session: Session, sight: Sight) -> Result:
     """Return the result for leaving a run: its hourly cost, and the command to return to it."""
     folder, costs = sight.folder, costs_on(sight, session.clock.wall())
     after = f"{folder.name} continues{f' ({costs})' if costs else ''}. To return: gpurun attach {folder.name}"

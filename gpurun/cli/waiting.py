@@ -11,7 +11,7 @@ from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import Viewer, left_running, read_supervisor_words, result_without_supervisor
+from gpurun.cli.viewer import Viewer, read_supervisor_words, result_of_leaving, result_without_supervisor
 from gpurun.core.errors import ExitCode, GpurunError, Interrupted
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
@@ -39,7 +39,7 @@ class _UntilReady(Viewer):
             or not any(record.event is Event.READY_OBSERVED for record in sight.records)
         ):
             return None
-        return replace(left_running(self._session, sight), exit_code=ExitCode.DONE)
+        return replace(result_of_leaving(self._session, sight), exit_code=ExitCode.DONE)
 
     def _undriven(self, sight: Sight) -> Result | None:
         if gave_up(sight):

@@ -21,7 +21,7 @@ class GpuReading:
     """The load of all `count` GPUs of a machine at `wall` (this computer's clock); a value that no GPU reports is None.
 
     `use_percent` is the mean, `watts` the sum. `memory_mib` is the memory in use and `memory_of_mib` the memory that
-    exists; they and `celsius` are the highest of any GPU.
+    exists. These two and `celsius` are each the highest value of any one GPU.
     """
 
     wall: float

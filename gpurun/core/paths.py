@@ -149,7 +149,7 @@ class RunFolder:
 
     @property
     def ssh(self) -> Path:
-        """Return the folder of the run's two SSH key pairs, which are kept until the run ends."""
+        """Return the folder of the run's two SSH key pairs. The client's private key is deleted when the run ends."""
         return self.path / "ssh"
 
     @property
@@ -223,7 +223,7 @@ class Home:
 
     @property
     def uploads(self) -> Path:
-        """Return the cache folder of the state of unfinished uploads to buckets, which resume from it after a crash."""
+        """Return the cache folder that records unfinished uploads to buckets, so that they can resume after a crash."""
         return self.cache / "uploads"
 
     @property

@@ -94,7 +94,7 @@ def variable_of(key: str) -> str:
 def _lower(own: Setting, of_project: Setting) -> Setting:
     """Return the smaller of two caps; if the user has none, no cap, because a stranger's folder must not set one."""
     if not own.value:
-        return Setting("", f"built in: no cap; the {of_project.source} can only lower a cap that you have set")
+        return Setting("", f"built in: no cap, and the one in the {of_project.source} can only lower a cap of yours")
     return min(of_project, own, key=lambda setting: parse_usd(setting.value))
 
 

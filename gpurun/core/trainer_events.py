@@ -293,7 +293,7 @@ def _text(value: Any) -> str:
     return _written(value) or ""
 
 
-def _left(value: Any) -> FilesLeft:
+def _parse_files_left(value: Any) -> FilesLeft:
     """Return a group of files; an invalid value is an empty group. It counts at least as many files as it names."""
     data = value if isinstance(value, dict) else {}
     named = [file for file in _some(data.get("first")) if isinstance(file, dict) and isinstance(file.get("name"), str)]
@@ -342,7 +342,7 @@ _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], A
     "warning": (AlertEvent, {"code": _name, "message": _text}),
     "outputs": (
         OutputsEvent,
-        dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _left)
+        dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _parse_files_left)
         | {"matched": _matched, "unmatched": _words, "still_working": _words},
     ),
     "trial": (

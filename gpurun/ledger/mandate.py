@@ -216,7 +216,9 @@ class MandateBudget(Budget):
         left = format_left(left_of(limit, total(spent, held)))
         sums = f"{format_usd(spent)} spent, {format_usd(held)} held by open runs, {left} left of {format_usd(limit)}"
         hint = "Wait for a run to end, which frees what it did not need, or use a smaller --max-cost."
-        return NoOffer("mandate.total", f"This may cost {format_usd(worst)}. The mandate: {sums}.", hint=hint)
+        return NoOffer(
+            "mandate.total", f"This may cost {format_usd(worst)}, more than the mandate has left: {sums}.", hint=hint
+        )
 
     def _on_file(self) -> dict[str, Held]:
         """See `Budget._on_file`. A missing file is an error: removing it must not make the money available again."""

@@ -253,7 +253,7 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
     )
 
 
-def _answered(state: RunState, answer: str) -> dict[str, CreateAttempt]:
+def _set_attempt_answer(state: RunState, answer: str) -> dict[str, CreateAttempt]:
     """Return all create attempts, with the outcome of the current one set to `answer`."""
     if state.token not in state.attempts:
         return state.attempts
@@ -264,7 +264,7 @@ def _create_observed(state: RunState, record: Record, created: CreateObserved) -
     return {
         "phase": Phase.CREATED,
         "instance": created.instance,
-        "attempts": _answered(state, "made"),
+        "attempts": _set_attempt_answer(state, "made"),
         "heard_at": Moment.from_record(record),
     }
 
@@ -292,7 +292,7 @@ def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
 
 def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> dict[str, Any]:
     passed_over = state.passed_over + (refused.reason in PASSES_OVER)
-    attempts = _answered(state, "unseen" if refused.reason == "absent" else "refused")
+    attempts = _set_attempt_answer(state, "unseen" if refused.reason == "absent" else "refused")
     nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "attempts": attempts}
     return {"phase": Phase.OPENED, "passed_over": passed_over, **nothing}
 

@@ -70,7 +70,7 @@ class MachineMoved(GpurunError):
 
 
 class StepClock:
-    """A clock for steps that may be interrupted: it sleeps in short parts and calls `between` after each."""
+    """A clock for steps that may be interrupted: `sleep` calls `between` every second."""
 
     def __init__(self, clock: Clock, between: Callable[[], None]) -> None:
         self._clock, self._between = clock, between
@@ -84,7 +84,7 @@ class StepClock:
         return self._clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep. An error from `between` ends the sleep and propagates."""
+        """Sleep in short parts, and call `between` before the first and after each; its error ends the sleep."""
         end_mono = self._clock.monotonic() + seconds
         self._between()
         while (left_s := end_mono - self._clock.monotonic()) > 0:

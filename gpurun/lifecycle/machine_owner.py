@@ -139,9 +139,9 @@ def journal_has_id(owner: Owner, instance: Instance, home: Home) -> bool:
 def refuse_beside_copy(provider: Provider, state: RunState, context: Context, outcome: str) -> None:
     """Raise RunHeld if the provider shows a living machine of this run that this journal did not request.
 
-    If a home was copied, synced or restored from a backup, the other home has the same run and may be driving it. If
-    only a run's folder was moved, its tokens still name the home that opened it. Raise Unknown if the provider's list
-    is incomplete.
+    A copied, synced or restored home has the same run and may be driving it. Machines of the home that opened the run
+    are checked too, because a moved run folder still has that home's tokens. Raise Unknown if the provider's list is
+    incomplete.
     """
     run, doubt = state.run, None
     try:

@@ -70,7 +70,7 @@ def sweep(
             is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
             if is_doomed and is_older(orphan, older_than_s) and not look_only:
                 doomed.append((orphan, provider))
-                _request_end_early(instance, provider)
+                _request_end_before_proof(instance, provider)
             else:
                 yield orphan
     for orphan, provider in doomed:
@@ -79,7 +79,7 @@ def sweep(
         raise _cannot_look(silent)
 
 
-def _request_end_early(instance: Instance, provider: Provider) -> None:
+def _request_end_before_proof(instance: Instance, provider: Provider) -> None:
     """Request the end of a rented machine now and ignore the reply. `_end` repeats the request and proves it.
 
     The proofs of other machines take long, and this machine is billed meanwhile. A user's box is not billed, so its end
@@ -163,8 +163,8 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
-            f"{provider.name} lists {', '.join(doubtful)} with the name of {folder.name}, whose damaged journal lacks "
-            "its token: it may be this run's, or another home's.",
+            f"{provider.name} lists {', '.join(doubtful)}, named after {folder.name}. That run's journal is damaged "
+            "and lacks the token: this may be the run's machine, or another home's.",
             hint=f"If it is yours: gpurun reap --destroy ends what is overdue; or by hand: {traits.console_url}.",
         )
     if unclear:
@@ -329,7 +329,10 @@ def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[
 def _drive_to_download(
     left: Leftover, owner: Owner, provider: LeavesThings, home: Home, clock: Clock
 ) -> Literal["removed", "kept"]:
-    """Drive the run that owns a folder, to download its files and remove it. Return "kept" if that fails."""
+    """Drive the run that owns a leftover folder, so that its files are downloaded and the folder is removed.
+
+    Return "removed", or "kept" if the run cannot be driven or the folder remains.
+    """
     try:
         if owner.run is None or not _is_open_run(owner.run, left.token, home):
             return "kept"

@@ -53,11 +53,11 @@ HostKeyOf = Callable[[str, Box], str]
 
 @dataclass(frozen=True)
 class WayIn:
-    """How to log in to the machine of a run; `entry` is None if its scheduler is on this computer.
+    """How to log in to the machine of a run.
 
-    `folder` is the run's folder on the machine. `job` is the scheduler's job number. `setup` has the shell lines from
-    the cluster's table that run first. `into_image` is the program on the machine that enters the job's container
-    image.
+    `entry` is its SSH entry; None if the cluster's scheduler is on this computer. `folder` is the run's folder on the
+    machine, and `job` the scheduler's job number. `setup` are shell lines, from the cluster's table, to run first.
+    `into_image` is the program on the machine that enters the job's container image.
     """
 
     run: str

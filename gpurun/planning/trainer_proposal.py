@@ -417,9 +417,9 @@ def _disk_error(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
         if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
             return UsageError(
                 "disk.small",
-                f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
-                f"model of {plan.job.parameters:,} parameters take at least {needed_gb} GB at {provider}, in addition "
-                "to the image.",
+                f"hardware.disk_gb={wanted_gb} is too small: the data ({plan.data.bytes / 1e9:.1f} GB) and the "
+                f"checkpoints ({plan.job.parameters:,} parameters) need at least {needed_gb} GB at {provider}, "
+                "besides the image.",
                 hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
             )
     return None

@@ -74,7 +74,7 @@ def download_s(public_bytes: int) -> float:
     return 8 * public_bytes / PUBLIC_BITS_PER_S
 
 
-def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
+def estimate_load(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
     """Return the load of a recipe: the upload, and the checkpoints to download."""
     count = KEPT_CHECKPOINTS + recipe.tables.train.keep_checkpoints
     size = CHECKPOINT_BYTES * recipe.parameters(vocab_size)
@@ -82,7 +82,10 @@ def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> 
 
 
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
-    """Return the smallest sufficient disk in GB: the upload plus a tenth, and the checkpoints that exist together."""
+    """Return the smallest sufficient disk in a cloud's GB (2^30 bytes).
+
+    It holds the upload plus a tenth, and the checkpoints that exist together.
+    """
     train = recipe.tables.train
     each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
     count = min(CHECKPOINTS_ON_DISK + train.keep_checkpoints, ceil(recipe.steps_left / train.checkpoint_every))
@@ -131,21 +134,21 @@ def load_for(
     """
     source, carried = full.tables.data.source, full.earlier.bytes if full.earlier else 0
     if data is not None:
-        load = load_of(full, data.bytes, vocab_size=data.vocab_size)
+        load = estimate_load(full, data.bytes, vocab_size=data.vocab_size)
         if data.public:
             return replace(load, public_bytes=data.public_bytes, uplink_bits_per_s=uplink.bits_per_s), ()
         return _staged(load, Path(data.folder), request, uplink), ()
     if public := public_shards(request, source):
         size = _tokens_of(full) * BYTES_PER_TOKEN
-        load = load_of(full, carried + size, vocab_size=vocabulary_of(full))
+        load = estimate_load(full, carried + size, vocab_size=vocabulary_of(full))
         load = replace(load, public_bytes=size, uplink_bits_per_s=uplink.bits_per_s)
         note = f"The machine downloads {public} itself, about {format_bytes(size)} in {format_duration(load.ship_s)}"
         return load, (f"{note}; `train` reads its list of files and digests before anything is rented.",)
     if request.data is not None or source in BUILT_IN:
         size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
-        return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
+        return _staged(estimate_load(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
     size = carried + _tokens_of(full) * BYTES_PER_TOKEN
-    load = _staged(load_of(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
+    load = _staged(estimate_load(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
     way = "pulled from the bucket" if request.choices.stage else f"sent from here ({uplink.words})"
     note = f"They are counted as {way}, in {format_duration(load.ship_s)}."
     if source == YOUR_TEXT:

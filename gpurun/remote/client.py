@@ -382,9 +382,10 @@ class _Looking:
 
 
 def lanes_for(round_trip_s: float) -> int:
-    """Return how many lanes to use for a round-trip time: each carries one window of bytes per round trip.
+    """Return the number of lanes for a round-trip time.
 
-    One thread per connection receives a download. With a short round trip a second lane would only delay the digest.
+    A lane carries one window of bytes per round trip, so a long round trip needs more lanes. With a short one
+    a second lane would only delay the digest, because one thread per connection receives a download.
     """
     if round_trip_s < SHORT_S + DELAYED_ANSWER_S:
         return 1

@@ -36,7 +36,7 @@ from gpurun.jobs.training.memory import tensor_bytes
 from gpurun.jobs.training.recipe import ModelConfig, load_recipe, resolve
 from gpurun.jobs.training.throughput import Meter
 from gpurun.planning.budget import candidates
-from gpurun.planning.transfer import load_of
+from gpurun.planning.transfer import estimate_load
 from gpurun.providers.catalog import all_offers
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
@@ -155,7 +155,7 @@ def plan() -> None:
     for _ in range(PLAN_ROUNDS):
         began = time.process_time()
         full = resolve(load_recipe("gpt2-124m"), "full")
-        candidates(offers, full, load_of(full, 50_000_000), cap=parse_usd("25"))
+        candidates(offers, full, estimate_load(full, 50_000_000), cap=parse_usd("25"))
         took.append(time.process_time() - began)
     each_ms = 1000 * statistics.median(took)
     print(f"| the recipe read, 40 offers judged and ranked | {each_ms:.0f} ms | 300 ms | {where()} |")

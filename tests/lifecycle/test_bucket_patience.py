@@ -72,5 +72,5 @@ def test_hours_of_fetching_survive_a_line_that_breaks_each_hour(
         on_demand, "read_pushed", lambda *_, **__: Pushed(Manifest(latest=10, files=(file,)), {}, (), 1)
     )
     monkeypatch.setattr(on_demand, "fetch_pushed", hours)
-    found = on_demand.bring_pushed(folder, "s3://shards/gpt", "gpt/runs/fox-41/gr", clock)
+    found = on_demand.download_pushed_files(folder, "s3://shards/gpt", "gpt/runs/fox-41/gr", clock)
     assert (found.here, found.missing) == ((file,), {})

@@ -473,7 +473,7 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
         manifest = Manifest.model_validate_json(json.dumps({"latest": 120, "files": run.manifest()}))
         return Salvaged(manifest, tuple(choose(manifest)), {}, (), 1)
 
-    monkeypatch.setattr(collect_checkpoints, "bring_pushed", from_bucket)
+    monkeypatch.setattr(collect_checkpoints, "download_pushed_files", from_bucket)
     return run.folder
 
 
@@ -524,7 +524,7 @@ def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> 
     def from_bucket(*_: object, choose: Any, **__: Any) -> Salvaged:
         return Salvaged(manifest, tuple(choose(manifest)) if manifest.files else (), {}, (), 1)
 
-    monkeypatch.setattr(collect_checkpoints, "bring_pushed", from_bucket)
+    monkeypatch.setattr(collect_checkpoints, "download_pushed_files", from_bucket)
     return old
 
 
@@ -568,7 +568,7 @@ def test_what_came_home_is_listed_and_copied_despite_the_bucket(
         def refused(*_: object, **__: object) -> Salvaged:
             raise SetupError("stage.no_bucket", "There is no bucket.", hint="Make it.")
 
-        monkeypatch.setattr(collect_checkpoints, "bring_pushed", refused)
+        monkeypatch.setattr(collect_checkpoints, "download_pushed_files", refused)
     collected = collect(session, "fox-41", only="last", to=str(tmp_path / "to"))
     assert {file["step"] for file in collected.data["here"]} == {120}
     assert (tmp_path / "to" / WEIGHTS).exists()

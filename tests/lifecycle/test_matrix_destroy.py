@@ -186,7 +186,7 @@ def test_billed_leftovers_go_before_anything_comes_from_a_bucket(world: World, m
         left.append(len(world.cloud.leftovers(None)))
         return Salvaged(Manifest(), (), {}, (), 0)
 
-    monkeypatch.setattr(collect_bucket, "bring_pushed", bring)
+    monkeypatch.setattr(collect_bucket, "download_pushed_files", bring)
     list(driver.salvage_all(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
     assert left == [0]
 

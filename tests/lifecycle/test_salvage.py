@@ -14,7 +14,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import next_step
-from gpurun.lifecycle.artifacts.on_demand import bring_pushed
+from gpurun.lifecycle.artifacts.on_demand import download_pushed_files
 from gpurun.lifecycle.job_spec import folder_of
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
@@ -68,7 +68,7 @@ def test_a_closed_laptop_and_a_gone_machine_keep_the_checkpoints(own: Home, s3: 
     assert (report.problems, [row.problems for row in report.rows if row.run == lost.name]) == ((), [()])
     receipt = json.loads(lost.receipt.read_bytes())
     assert "payload" in receipt
-    again = bring_pushed(lost, "s3://shards/gpt", place_of(lost), SystemClock())
+    again = download_pushed_files(lost, "s3://shards/gpt", place_of(lost), SystemClock())
     assert (again.missing, len(again.here)) == ({}, len(files)), "asked once more by a person who wants to"
 
 

@@ -17,13 +17,13 @@ from gpurun.core.run_plan import Candidate, Estimate
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.budget import beside_rate, candidates, choose, expected_train_s, lease_for, worst_case
-from gpurun.planning.transfer import Load, load_of
+from gpurun.planning.transfer import Load, estimate_load
 from gpurun.providers.catalog import all_offers, offers_for, parse_gpu, terms_of
 from tests.later import examples
 from tests.refusals import refusal
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
-LOAD = load_of(GPT2, ship_bytes=50_000_000)
+LOAD = estimate_load(GPT2, ship_bytes=50_000_000)
 EIGHT = offers_for(parse_gpu("8xA100"))
 
 

@@ -24,7 +24,7 @@ from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.budget import candidates, rental_cost
 from gpurun.planning.candidates import WEAK
 from gpurun.planning.market import Market
-from gpurun.planning.transfer import load_for, load_of
+from gpurun.planning.transfer import estimate_load, load_for
 from gpurun.providers import catalog
 from gpurun.providers.catalog import all_offers, gpu_flag, offers_for, parse_gpu, rows_for, terms_of
 from gpurun.view.number_format import format_bytes, format_duration
@@ -648,7 +648,7 @@ def test_what_is_left_of_the_cap_is_never_rounded_up(tmp_path: Path) -> None:
 def test_forty_offers_are_planned_well_within_300_ms() -> None:
     full = resolve(load_recipe("gpt2-124m"), "full")
     began = time.process_time()
-    found = candidates(OFFERS[:40], full, load_of(full, 50_000_000), cap=parse_usd("25"))
+    found = candidates(OFFERS[:40], full, estimate_load(full, 50_000_000), cap=parse_usd("25"))
     assert len(found) == 40
     assert time.process_time() - began < 0.3
 

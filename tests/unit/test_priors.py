@@ -22,14 +22,14 @@ from gpurun.jobs.training.estimate import LAUNCH_S, estimate
 from gpurun.jobs.training.history import MOST_RUNS, Prior, Priors, load_priors, loss_at, uplink_of
 from gpurun.jobs.training.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
 from gpurun.planning.budget import candidates, choose
-from gpurun.planning.transfer import load_of
+from gpurun.planning.transfer import estimate_load
 from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.plan_makers import catalogue_quote
 from tests.refusals import lacking
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")
 EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]
-LOAD = load_of(FULL, ship_bytes=50_000_000)
+LOAD = estimate_load(FULL, ship_bytes=50_000_000)
 
 
 def recipe(*keys: str, processes: int = 8) -> ResolvedRecipe:

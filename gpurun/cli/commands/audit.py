@@ -98,7 +98,7 @@ def audit(
     if replay or require_replay:
         from gpurun.readers.replay import with_replay
 
-        replays = _replays(session, report)
+        replays = _replay_runs(session, report)
         rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
         report = replace(report, rows=tuple(rows))
     return _audit_result(session, report, bills, replays, driven, strict=strict)
@@ -232,7 +232,7 @@ def _machines_still_listed(session: Session, run: str) -> list[str]:
     )
 
 
-def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
+def _replay_runs(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """Replay each run that has a receipt, and return the results."""
     from gpurun.core.untrusted import finding
     from gpurun.ledger.runs import look_at_run

@@ -196,4 +196,4 @@ def _ledger(session: Session) -> Finding:
     if problems:
         return Finding("bad", f"the ledger chain is broken: {plain_line(problems[0])}", "gpurun audit")
     counted = "1 receipt" if len(links) == 1 else f"{len(links)} receipts"
-    return Finding("ok", f"ledger chain intact ({counted}; gpurun audit checks what they state)")
+    return Finding("ok", f"ledger chain intact ({counted}; gpurun audit checks what the receipts state)")

@@ -43,7 +43,7 @@ Losses = tuple[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]], ...]
 
 
 class Strict(Frozen):
-    """A record of the file. A value of the wrong type is an error."""
+    """The base class of the history file's records. A value of the wrong type is an error."""
 
     model_config = ConfigDict(strict=True)
 

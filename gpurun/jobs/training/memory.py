@@ -133,11 +133,11 @@ class _Sizes:
 def tensor_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:
     """Return the peak bytes of one process's tensors during a training step."""
     sizes = _sizes(model, micro_batch, vocab_size, way)
-    moments = _moments_unsharded if way.shards == 1 else _moments_sharded
+    moments = _step_memory_unsharded if way.shards == 1 else _moments_sharded
     return int(max(moments(model, sizes, way)))
 
 
-def _moments_unsharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
+def _step_memory_unsharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
     """Yield the bytes at four moments: the loss, the last layer's backward pass, its end, and the optimiser step."""
     state = _state_bytes(model, sizes, way)
     forward = state + _copies_bytes(model, sizes, way) + _gradient_bytes(sizes, way) + sizes.kept_bytes

@@ -33,7 +33,7 @@ class Reader(Protocol):
     """Reads the recipes of a modified trainer (changed_recipe.py), which may have keys that gpurun does not know."""
 
     def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
-        """Return a recipe's record, or its rehearsal, after the overrides. Raise UsageError if it is refused."""
+        """Return a recipe's record after the overrides; with `rehearse`, in its rehearsal form; or UsageError."""
 
     def counts(self, record: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
         """Return the model's parameters and FLOPs per token."""

@@ -61,9 +61,9 @@ class LocalCopy:
             return 0
 
     def append(self, chunk: bytes) -> None:
-        """Append a chunk.
+        """Append a chunk; if the copy would exceed its limit, drop everything after the head first.
 
-        Raise StoreFull if the disk is full. The bytes that fitted stay in the copy and are counted by `offset`.
+        Raise StoreFull if the copy cannot be written. The bytes that fitted stay in the copy and count in `offset`.
         """
         if not chunk:
             return

@@ -181,7 +181,7 @@ def _unreachable(lost: MachineLost) -> CollectFailed:
     return CollectFailed(UNREACHABLE, f"The machine cannot be reached: {lost.what}", hint=hint)
 
 
-def bring_pushed(
+def download_pushed_files(
     folder: RunFolder,
     url: str,
     place: str,

@@ -76,7 +76,10 @@ def settle_run(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def close_machines(state: RunState, context: Context) -> Iterator[Note]:
-    """Remove the side resources of all machines so far, and enter their cost in every budget. The run stays open."""
+    """End late machines, remove all side resources, and settle each rental with a proven end in the budgets.
+
+    The run stays open. MayBeBilling if a late machine may still be billed.
+    """
     yield from clear_all(state, context)
     _settle_ended(rentals_of(read_journal(context.folder.journal).records), context)
 

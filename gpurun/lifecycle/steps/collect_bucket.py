@@ -11,7 +11,7 @@ from gpurun.core.journal_events import Incident, Json, SalvageIntended, SalvageO
 from gpurun.core.journal_records import RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, newest_files, spare_files
-from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
+from gpurun.lifecycle.artifacts.on_demand import Salvaged, download_pushed_files
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import bring_home
 from gpurun.remote.messages import Manifest
@@ -29,7 +29,7 @@ def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
         if is_shared:
             found = bring_home(get_instance(state), context)
         else:
-            found = bring_pushed(context.folder, context.plan.choices.stage, place, context.clock)
+            found = download_pushed_files(context.folder, context.plan.choices.stage, place, context.clock)
     except GpurunError as error:
         is_whole = False
         yield Incident(code=error.code, message=f"nothing was downloaded from {where}: {error.what}")

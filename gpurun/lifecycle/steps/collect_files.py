@@ -43,7 +43,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     instance, patience, inventory = get_instance(state), Patience(state, context), Inventory(context.folder)
     # The files of a cluster's job can be read after the job has ended.
     far = (state.shared and connect_to_folder(instance, context)) or context.reach(instance)
-    manifest, gone = _listed(far, inventory, patience, state)
+    manifest, gone = _read_manifest_or_last(far, inventory, patience, state)
     keep = context.plan.job.more_kept
     due, rest = due_files(manifest, keep), spare_files(manifest, keep)
     budget = EgressBudget.from_plan(context.folder, context.plan)
@@ -111,7 +111,7 @@ def _hint(why: GpurunError, state: RunState) -> str:
     return f"{hint} While the machine is held: gpurun collect {state.run}" if is_held else hint
 
 
-def _listed(
+def _read_manifest_or_last(
     far: FarSide, inventory: Inventory, patience: Patience, state: RunState
 ) -> tuple[Manifest, TrainingFailed | None]:
     """Return the machine's list of finished files. If the machine is gone, return its last list and the error."""

@@ -104,7 +104,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         left_micros=purse.left,
         left_gpu_hours=purse.left_gpu_hours,
         caches=caches,
-        cached_on=_kinds_before(records) if caches else (),
+        cached_on=_list_machine_kinds(records) if caches else (),
     )
     name, digest = _written(_plan_of(base, leg, found, wall), state, context)
     _reset_downloads(context, records)
@@ -180,7 +180,7 @@ def _compile_caches(context: Context, records: Sequence[Record]) -> list[FileBro
     return caches_among(cast(FileBrought, file.as_json()) for file in made)
 
 
-def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
+def _list_machine_kinds(records: Sequence[Record]) -> tuple[str, ...]:
     """Return the kinds of machine that the run has had. A compile cache is valid only on the kind that wrote it."""
     offers = [Offer.model_validate(intent.offer) for intent in all_typed(records, CreateIntended)]
     return tuple(dict.fromkeys(map(machine_kind, offers)))

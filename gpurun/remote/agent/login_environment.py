@@ -39,9 +39,10 @@ MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
 
 
 def learn(root: str) -> Json:
-    """Store the exported variables that the job gets. Return their names, and those of the withheld variables.
+    """Store the exported variables that the job gets, and return the names to report.
 
-    `note` states what could not be read.
+    `passed` are stored variables of known families, `withheld` those that were not stored, `keys` those that
+    look like keys. `note` says what could not be read.
     """
     exported, note = exports()
     may = {name: value for name, value in exported.items() if may_pass_variable(name, value)}

@@ -12,7 +12,7 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_
 
 @dataclass(frozen=True)
 class BucketAddress:
-    """A bucket, and the prefix of gpurun's names in it."""
+    """A bucket, and the prefix of all object names that gpurun uses in it."""
 
     bucket: str
     prefix: str

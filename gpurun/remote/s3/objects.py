@@ -20,7 +20,7 @@ _Size = Annotated[int, Field(gt=0, le=MOST_SENT_BYTES)]
 
 
 class Index(BaseModel):
-    """The parts of one staged file: the size of each, and the tag of the object that contains them."""
+    """The size of each part of a staged file, and the etag of the one object that contains all parts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 

@@ -96,7 +96,7 @@ class Hands:
         words = self.step(job, folder, "sh", "-c", _SIGNAL, name, process_file(folder))
         quiet = subprocess.DEVNULL
         subprocess.Popen(
-            words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+            words, env=srun_environment(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )  # fmt: skip
 
     def why_lost(self, job: str, folder: str, code: int) -> str:
@@ -110,7 +110,7 @@ class Hands:
             time.sleep(ENDING_S)
         try:
             done = subprocess.run(
-                words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False
+                words, env=srun_environment(), stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False
             )  # fmt: skip
             is_up = done.returncode == 0 and os.path.exists(process_file(folder))
         except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ def other_environment(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
-def step_environment() -> dict[str, str]:
+def srun_environment() -> dict[str, str]:
     """Return the environment that srun itself needs, for a step that does not start a trial."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
 

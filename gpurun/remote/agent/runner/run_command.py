@@ -126,7 +126,7 @@ class ProgressEvents:
         return bool(new)
 
     def put(self, found: dict[str, Any]) -> None:
-        """Write the figures, or keep a step until the next event is due."""
+        """Write an evaluation at once; keep the newest step until the next event is due."""
         if "core" in found or "bits_per_byte" in found:
             self.write()
             self.events.tell("core" if "core" in found else "eval", **found)
