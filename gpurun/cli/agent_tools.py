@@ -41,14 +41,14 @@ _OF_OFFER = ("provider", "gpu", "gpu_count", "vram_gb", "region", "tier", "spot"
 _OF_PLAN = ("mode", "recipe", "cap_micros", "expected_micros", "worst_micros", "lease", "offer", "notes", "warnings")
 
 
-def _sendable(text: str) -> str:
+def _require_sendable(text: str) -> str:
     if "\0" in text or (not text.isprintable() and any(ord(sign) < 32 and sign not in "\n\t" for sign in text)):
         raise ValueError("it has control characters")
     text.encode()  # A lone surrogate cannot be encoded.
     return text
 
 
-Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_sendable)]
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_require_sendable)]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="The run's full name.")]
 Usd = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Hours = Annotated[float, Field(gt=0, le=8_760, allow_inf_nan=False)]
@@ -89,7 +89,7 @@ class _Renting(Input):
             "--region": self.region, "--data": self.data, "--image": self.image, "--setup": self.setup,
             "--from": self.continue_from,
         }  # fmt: skip
-        return [*_flags(named), *(["--spot"] if self.spot else [])]
+        return [*_as_flags(named), *(["--spot"] if self.spot else [])]
 
 
 class Plan(_Renting):
@@ -100,7 +100,7 @@ class Plan(_Renting):
 
     def words(self) -> list[str]:
         """Return the command line for this request."""
-        return ["plan", *self.flags(), *_many("--set", self.settings), "--", self.recipe]
+        return ["plan", *self.flags(), *_repeat_flag("--set", self.settings), "--", self.recipe]
 
 
 class Train(Plan):
@@ -111,8 +111,8 @@ class Train(Plan):
 
     def words(self) -> list[str]:
         """See `Plan.words`."""
-        more = [*_flags({"--name": self.name}), *(["--dry-run"] if self.rehearse else [])]
-        return ["train", *_BEGINS, *self.flags(), *more, *_many("--set", self.settings), "--", self.recipe]
+        more = [*_as_flags({"--name": self.name}), *(["--dry-run"] if self.rehearse else [])]
+        return ["train", *_BEGINS, *self.flags(), *more, *_repeat_flag("--set", self.settings), "--", self.recipe]
 
 
 class Run(_Renting):
@@ -145,8 +145,8 @@ class Run(_Renting):
             "--env": [f"{name}={value}" for name, value in self.env.items()], "--secret": self.secrets,
             "--pip": self.pip, "--outputs": self.outputs, "--exclude": self.exclude,
         }  # fmt: skip
-        many = [word for flag, values in lists.items() for word in _many(flag, values)]
-        return ["run", *_BEGINS, *self.flags(), *_flags(named), *many, "--", *self.command]
+        many = [word for flag, values in lists.items() for word in _repeat_flag(flag, values)]
+        return ["run", *_BEGINS, *self.flags(), *_as_flags(named), *many, "--", *self.command]
 
 
 class Status(Input):
@@ -211,11 +211,11 @@ class Budget(Input):
 _BEGINS = ["--yes", "--no-wait"]
 
 
-def _flags(named: Mapping[str, object]) -> list[str]:
+def _as_flags(named: Mapping[str, object]) -> list[str]:
     return [f"{flag}={value}" for flag, value in named.items() if value is not None]
 
 
-def _many(flag: str, values: Sequence[str]) -> list[str]:
+def _repeat_flag(flag: str, values: Sequence[str]) -> list[str]:
     return [f"{flag}={value}" for value in values]
 
 
@@ -345,7 +345,7 @@ def _error_fields(error: GpurunError) -> dict[str, Any]:
 def _offers(desk: AgentDesk, request: Offers) -> dict[str, Any]:
     price = None if request.max_price_usd_per_hour is None else f"{request.max_price_usd_per_hour:.6f}"
     named = {"--gpu": request.gpu, "--provider": request.provider, "--max-price": price}
-    data = desk.types(["offers", *_flags(named)], ASK_LIMIT_S)
+    data = desk.types(["offers", *_as_flags(named)], ASK_LIMIT_S)
     return {**data, "offers": [{name: offer.get(name) for name in _OF_OFFER} for offer in data.get("offers", [])]}
 
 
@@ -416,7 +416,7 @@ def _stop(desk: AgentDesk, request: Stop) -> dict[str, Any]:
 def _run_collect(desk: AgentDesk, request: Collect) -> dict[str, Any]:
     return {
         "run": request.run,
-        **desk.types(["collect", *_flags({"--to": request.to}), "--", request.run], END_LIMIT_S, run=request.run),
+        **desk.types(["collect", *_as_flags({"--to": request.to}), "--", request.run], END_LIMIT_S, run=request.run),
     }
 
 
@@ -475,7 +475,7 @@ def shorten_response(answer: dict[str, Any]) -> dict[str, Any]:
     answer = finite(answer)
     cut: dict[str, dict[str, int]] = {}
     while len(encode_response({**answer, "cut": cut} if cut else answer)) > MOST_BYTES:
-        places = list(_shortenable(answer, ()))
+        places = list(_find_shortenable(answer, ()))
         if not places:
             return {"cut": {"the answer": {"kept": 0, "of": len(encode_response(answer))}}}
         path, holder, key = max(places, key=lambda place: len(encode_response(place[1][place[2]])))
@@ -492,11 +492,11 @@ def encode_response(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, default=str).encode()
 
 
-def _shortenable(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+def _find_shortenable(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     """Yield the path, the container and the key of each list and text that can be shortened, at any depth."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:
         if isinstance(part, list | str) and len(part) > 1:
             yield (*path, key), value, key
         if isinstance(part, dict | list):
-            yield from _shortenable(part, (*path, key))
+            yield from _find_shortenable(part, (*path, key))

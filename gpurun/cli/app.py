@@ -160,7 +160,7 @@ def run_app(app: typer.Typer) -> int:
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         # The command that was parsed: "gpurun ps", or just "gpurun" for an unknown command.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
-        what, hint = wrong.format_message(), f"{_example(wrong)}See: {said_by} --help"
+        what, hint = wrong.format_message(), f"{_example_sentence(wrong)}See: {said_by} --help"
         if (found := _NO_VERB.match(what)) and found[1] in OTHER_WORDS:
             what, hint = f"There is no verb {found[1]!r}.", f"Use: gpurun {OTHER_WORDS[found[1]]}"
         error = UsageError("usage", what, hint=hint)
@@ -178,7 +178,7 @@ def run_app(app: typer.Typer) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _example(wrong: Any) -> str:
+def _example_sentence(wrong: Any) -> str:
     """Return a sentence with an example if an argument is missing; else ""."""
     command = getattr(getattr(wrong, "ctx", None), "command", None)
     examples = [

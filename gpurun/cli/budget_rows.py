@@ -16,7 +16,7 @@ def budget_rows(session: Session) -> list[BudgetRow]:
     """Return the rows of the month and of all mandates; under a mandate, only its own row."""
     month = MonthBudget(session.home, session.clock)
     names = [session.bounds.mandate.id] if session.bounds else [name for name, _ in mandates_of(session.home)]
-    return [_row(month, month.limit()), *(mandate_row(session, name) for name in names)]
+    return [_make_row(month, month.limit()), *(mandate_row(session, name) for name in names)]
 
 
 def mandate_row(session: Session, mandate_id: str) -> BudgetRow:
@@ -24,10 +24,10 @@ def mandate_row(session: Session, mandate_id: str) -> BudgetRow:
     limit: Micros | None = None
     with suppress(GpurunError):
         limit = read_mandate(file_of(session.home, mandate_id), session.home).total_micros
-    return _row(MandateBudget(session.home, session.clock, mandate_id), limit)
+    return _make_row(MandateBudget(session.home, session.clock, mandate_id), limit)
 
 
-def _row(budget: Budget, limit: Micros | None) -> BudgetRow:
+def _make_row(budget: Budget, limit: Micros | None) -> BudgetRow:
     entries = budget.entries()
     still_open = [entry for entry in entries if not entry.is_spent]
     spent = total(*(entry.micros for entry in entries if entry.is_spent))

@@ -76,11 +76,11 @@ def download_checkpoints(session: Session, sight: Sight, only: Only) -> Result:
         brought = bring_now(far, sight.folder, only, session.clock, _progress_printer(session), budget)
     except (CollectFailed, UsageError) as error:
         if held and error.code == "checkpoint.none":
-            return Result(data=_data(sight, only, Manifest(), (), ()), text="\n".join(held))
-        if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
+            return Result(data=_result_data(sight, only, Manifest(), (), ()), text="\n".join(held))
+        if error.code not in (UNREACHABLE, OVER_PLAN) or not _upload_address(sight):
             raise
         session.say(f"{error.what} Using the copies in the bucket instead.")
-        return _from_bucket(session, sight, only)
+        return _download_from_bucket(session, sight, only)
     finally:
         far.close()
     return _download_result(sight, only, brought)
@@ -124,7 +124,7 @@ def _download_result(sight: Sight, only: Only, brought: Brought) -> Result:
         lines.append(f"Only on the machine, older than the newest and not the best: {_count_and_names(beside)}.")
         lines.append("They are downloaded only with --only all, or if the newest is damaged.")
     lines += _held_lines(sight) or ["The run continues."]
-    return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
+    return Result(data=_result_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
 
 def _held_lines(sight: Sight) -> list[str]:
@@ -157,10 +157,10 @@ def _collect_ended(session: Session, sight: Sight, only: Only) -> Result:
     collected = last_brought(sight.records)
     # The last known state of a lost machine may be old; the bucket may have newer checkpoints.
     is_old = collected is None or (isinstance(collected, CollectObserved) and collected.remembered)
-    if not _place_of(sight) or not (is_old or (collected and collected.missing)):
+    if not _upload_address(sight) or not (is_old or (collected and collected.missing)):
         return _verify_downloaded(sight, only, collected)
     try:
-        return _from_bucket(session, sight, only, collected)
+        return _download_from_bucket(session, sight, only, collected)
     except (SetupError, BucketLost) as error:
         if is_old or collected is None or _step_at_home(collected, only) is None:
             raise
@@ -175,11 +175,11 @@ def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
     """
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
     weights = [file["name"] for file in collected.files if (file["kind"], file["step"]) == ("weights", step)]
-    lost = {_stem(name) for name in collected.missing}
-    return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
+    lost = {_checkpoint_stem(name) for name in collected.missing}
+    return None if only == "all" or not weights or lost & {_checkpoint_stem(name) for name in weights} else step
 
 
-def _stem(name: str) -> str:
+def _checkpoint_stem(name: str) -> str:
     """Return the part of a file's name that all files of its checkpoint share."""
     return name.partition(".")[0]
 
@@ -194,13 +194,13 @@ def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
     return manifest.best is None or float(collected.best["val_loss"]) < manifest.best.val_loss
 
 
-def _place_of(sight: Sight) -> str:
+def _upload_address(sight: Sight) -> str:
     """Return the address in the bucket that the run's machine uploads to; "" if it does not upload."""
     starts = (record.typed for record in reversed(sight.records) if sight.plan.choices.stage)
     return next((start.pushed for start in starts if isinstance(start, TrainIntended | TrainStarted)), "")
 
 
-def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
+def _download_from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
     """Download the requested files from the bucket; raise the first failure.
 
     If a checkpoint on this computer is newer or better than the bucket's, nothing is downloaded.
@@ -211,7 +211,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
         return collected is not None and _is_ahead(collected, manifest, only)
 
     found = download_pushed_files(
-        sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
+        sight.folder, sight.plan.choices.stage, _upload_address(sight), session.clock,
         choose=lambda manifest: [] if is_home_ahead(manifest) else select_files(manifest, only, name),
         tell=_progress_printer(session),
     )  # fmt: skip
@@ -229,14 +229,14 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
         manifest, here = _merge_with_downloaded(found.manifest, found.here, collected, inventory)
     lines = [_files_line(sight, manifest, here), "They were downloaded from the bucket, to which the machine uploads."]
     lines += [f"Only in the bucket: {_count_and_names(left)}."] if left else []
-    return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
+    return Result(data=_result_data(sight, only, manifest, here, left), text="\n".join(lines))
 
 
 def _merge_with_downloaded(
     manifest: Manifest, here: Sequence[ManifestFile], collected: FilesBrought, inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
     """Merge the bucket's manifest and files with the files downloaded earlier; return the merged manifest and files."""
-    downloaded = _listed(collected, inventory.folder)
+    downloaded = _read_recorded_manifest(collected, inventory.folder)
     names = {file.name for file in here}
     files = (*here, *(file for file in downloaded.files if file.name not in names and inventory.has(file)))
     both = (manifest, downloaded)
@@ -245,7 +245,7 @@ def _merge_with_downloaded(
     return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
-def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
+def _read_recorded_manifest(collected: FilesBrought, folder: RunFolder) -> Manifest:
     """Return the recorded list of downloaded files as a manifest; VerificationFailed if the list was altered."""
     try:
         files = read_stated_files(folder, collected.files, collected.listed)
@@ -265,7 +265,7 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
     if collected is None:
         hint = f"To see why: gpurun receipt {name}. The files in {inventory.artifacts} were not all checked."
         raise UsageError("checkpoint.none", f"{name} has ended, and its files were not downloaded.", hint=hint)
-    manifest = _listed(collected, sight.folder)
+    manifest = _read_recorded_manifest(collected, sight.folder)
     lost = missing_of(sight.folder, collected.missing, collected.missing_files)
     left = collected.left if isinstance(collected, CollectObserved) else []
     files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
@@ -280,7 +280,9 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
         lines.append(f"Lost with it: {_first_names(lost)}.")
     if left:
         lines.append(f"Not downloaded, because newer files were: {', '.join(left)}.")
-    return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
+    return Result(
+        data={**_result_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines)
+    )
 
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
@@ -288,8 +290,8 @@ def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: s
 
     UsageError if no checkpoint, or not the best one that was requested, is complete.
     """
-    lost = {_stem(name) for name in not_here}
-    weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
+    lost = {_checkpoint_stem(name) for name in not_here}
+    weights = [file for file in manifest.files if file.kind == "weights" and _checkpoint_stem(file.name) not in lost]
     whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
         what = f"The best checkpoint of {name}, step {manifest.best.step}, was not downloaded completely."
@@ -328,7 +330,7 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(map(readable_name, names[:_MOST_NAMED])) + (" and more" if names[_MOST_NAMED:] else "")
 
 
-def _data(
+def _result_data(
     sight: Sight, only: Only, manifest: Manifest, here: Sequence[ManifestFile], left: Sequence[ManifestFile]
 ) -> dict[str, Any]:
     return {

@@ -37,7 +37,7 @@ def command_request(session: Session, **typed: Any) -> Request:
     renting = build_request_fields(session, **typed)
     request = Request(recipe="", **renting)
     if typed["command"]:
-        request = request.model_copy(update={"command": _command(typed)})
+        request = request.model_copy(update={"command": _make_command(typed)})
     elif typed["continues"] is None:
         hint = "For example: gpurun run --gpu 1xT4 --max-cost 2 train.py, or gpurun run … -- torchrun train.py."
         raise UsageError("run.no_command", "There is no command to run.", hint=hint)
@@ -51,13 +51,13 @@ def command_request(session: Session, **typed: Any) -> Request:
         session.bounds.require_below_root(
             "--pip", [path for word in typed["pip"] if (path := Path(word).expanduser()).exists()]
         )
-    command = _with_pip(request, typed["pip"])
+    command = _add_pip_requirements(request, typed["pip"])
     if command and typed["challenge"]:
         command = command.model_copy(update={"challenge": bound_challenge(session, typed["challenge"])})
     return request.model_copy(update={"command": command})
 
 
-def _command(typed: dict[str, Any]) -> Command:
+def _make_command(typed: dict[str, Any]) -> Command:
     """Return the Command that the typed words and flags define."""
     from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.errors import UsageError
@@ -68,13 +68,13 @@ def _command(typed: dict[str, Any]) -> Command:
         what = f"--stop-signal {typed['stop_signal']!r} is not one of {', '.join(_SIGNALS)}."
         raise UsageError("run.signal", what, hint="Leave it out; the default is TERM.")
     return Command(
-        argv=_relative(argv),
-        folder=_folder(argv, typed["upload"]),
+        argv=_call_script_by_file_name(argv),
+        folder=_upload_path(argv, typed["upload"]),
         outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
         checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
-        env=dict(_pair(text) for text in typed["env"]),
-        secrets=tuple(_name("--secret", text) for text in typed["secret"]),
+        env=dict(_split_variable(text) for text in typed["env"]),
+        secrets=tuple(_require_variable_name("--secret", text) for text in typed["secret"]),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
@@ -85,13 +85,13 @@ def _command(typed: dict[str, Any]) -> Command:
     )
 
 
-def _relative(argv: Sequence[str]) -> tuple[str, ...]:
+def _call_script_by_file_name(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command's words; a single script is called by its file name, because its folder is not uploaded."""
     first = Path(argv[0])
     return (first.name, *argv[1:]) if first.suffix in _ALONE else tuple(argv)
 
 
-def _folder(argv: Sequence[str], upload: str) -> str:
+def _upload_path(argv: Sequence[str], upload: str) -> str:
     """Return the path to upload: the folder of --upload, else a single script, else the working folder."""
     from gpurun.core.errors import UsageError
 
@@ -154,17 +154,17 @@ def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
     return tuple(glob.removeprefix("./") for glob in globs)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _split_variable(text: str) -> tuple[str, str]:
     """Split NAME=VALUE; UsageError if there is no value."""
     from gpurun.core.errors import UsageError
 
     name, sign, value = text.partition("=")
     if not sign:
         raise UsageError("run.env", f"--env {text!r} has no value.", hint="Write NAME=VALUE; for a key: --secret NAME.")
-    return _name("--env", name), value
+    return _require_variable_name("--env", name), value
 
 
-def _name(flag: str, name: str) -> str:
+def _require_variable_name(flag: str, name: str) -> str:
     """Return a variable's name after checking it; UsageError for invalid names, and names that gpurun reserves."""
     from gpurun.core.errors import UsageError
 
@@ -174,7 +174,7 @@ def _name(flag: str, name: str) -> str:
     return name
 
 
-def _with_pip(request: Request, requirements: Sequence[str]) -> Command | None:
+def _add_pip_requirements(request: Request, requirements: Sequence[str]) -> Command | None:
     """Return the command with the requirements of --pip."""
     from gpurun.jobs.requirements import requirement_lines
 

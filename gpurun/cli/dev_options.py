@@ -46,7 +46,7 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
     renting = build_request_fields(session, **{name: RENTING[name][1] for name in _NOT_HERE}, **typed)
     command = Command(
         argv=KEEP,
-        folder=_folder(typed),
+        folder=_upload_folder(typed),
         outputs=(*EVERYTHING, *parse_globs("--outputs", typed["outputs"], is_wide=True)),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
@@ -59,7 +59,7 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
     if command.pip:
         refuse_pip_here(request, "Install it yourself, and leave --pip out.")
     wishes: dict[str, Any] = {
-        "git": _address(typed["git"]),
+        "git": _require_plain_address(typed["git"]),
         "jupyter": typed["jupyter"],
         "sync_s": sync_s(typed["sync"]) if typed["sync"] else SYNC_S,
     }
@@ -79,7 +79,7 @@ def _demand_one_folder(typed: dict[str, Any]) -> None:
         raise UsageError("dev.two_folders", what, hint="Use only one of them; add more files with --data or scp.")
 
 
-def _folder(typed: dict[str, Any]) -> str:
+def _upload_folder(typed: dict[str, Any]) -> str:
     """Return the folder to upload: --upload, else the working folder; "" if the files come from --git or --from."""
     if typed["git"] or typed["continues"] is not None:
         return ""
@@ -89,7 +89,7 @@ def _folder(typed: dict[str, Any]) -> str:
     return str(place)
 
 
-def _address(text: str) -> str:
+def _require_plain_address(text: str) -> str:
     """Return the --git address unchanged.
 
     UsageError if it is not an address, or contains a user or password, because the plan stores it.

@@ -79,11 +79,11 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
         return Result(data=place.data(), text="\n".join(place.lines()))
     session.say("\n".join(place.lines()))
-    with _tunnel(session, place):
+    with _hold_tunnel(session, place):
         code = place.shell(session)
     if any(number != signal.SIGINT for number in iter(heard.take, None)):  # The terminal was closed.
         return result_of_leaving(session, look_at_run(session.home, folder.name))
-    return _after_shell(session, folder, code)
+    return _result_after_shell(session, folder, code)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _ready_line(session: Session, sight: Sight) -> str:
 
 
 @contextmanager
-def _tunnel(session: Session, place: _Place) -> Iterator[None]:
+def _hold_tunnel(session: Session, place: _Place) -> Iterator[None]:
     """Keep a tunnel to JupyterLab open if the box has one, and print its link. A failure does not end the shell."""
     lab = place.doors.jupyter
     if lab is None or place.is_here or (place.way is not None and place.way.job):
@@ -227,7 +227,7 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
         tunnel.wait()
 
 
-def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
+def _result_after_shell(session: Session, folder: RunFolder, code: int) -> Result:
     """Show the state of the box after a shell has ended; after the last shell, ask whether to end the box."""
     sight = look_at_run(session.home, folder.name)
     if sight.state.phase is not Phase.TRAINING:

@@ -18,19 +18,19 @@ def span_s(text: str) -> int | None:
 def give_up_after_s(text: str) -> int:
     """Return the seconds of --give-up-after."""
     wrong = f"--give-up-after {text!r} is out of range: wait for a silent machine from 5m to a day."
-    return _within(text, 300, 86400, "usage.give_up_after", wrong, "Write minutes or hours: --give-up-after 45m")
+    return _parse_within(text, 300, 86400, "usage.give_up_after", wrong, "Write minutes or hours: --give-up-after 45m")
 
 
 def queue_s(text: str) -> int:
     """Return the seconds of --queue."""
     wrong = f"--queue {text!r} is out of range: a job may wait from 1m to 30d."
-    return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
+    return _parse_within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
 
 
 def wait_s(text: str) -> int:
     """Return the seconds of --wait."""
     wrong = f"--wait {text!r} is out of range: wait for a machine from 1m to 7d."
-    return _within(text, 60, 7 * 86400, "usage.wait", wrong, "Write hours: --wait 6h")
+    return _parse_within(text, 60, 7 * 86400, "usage.wait", wrong, "Write hours: --wait 6h")
 
 
 def until_wall(text: str, now: float) -> float:
@@ -59,27 +59,29 @@ def limit_s(text: str) -> int:
         seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
         text = f"{86400 * (days or 0) + seconds + hours[2]}s"
     span = f"{text}m" if text.isascii() and text.isdigit() else text
-    return _within(span, 60, 365 * 86400, "usage.time", wrong, "For example, write --time 30m or --time 1-12:00:00")
+    return _parse_within(
+        span, 60, 365 * 86400, "usage.time", wrong, "For example, write --time 30m or --time 1-12:00:00"
+    )
 
 
 def idle_s(text: str) -> int:
     """Return the seconds of --idle, 0 for `off`."""
     wrong = f"--idle {text!r} is out of range: an idle job can be stopped after 1m to a day."
     hint = "Write minutes or hours: --idle 30m; or never: --idle off"
-    return 0 if text == "off" else _within(text, 60, 86400, "usage.idle", wrong, hint)
+    return 0 if text == "off" else _parse_within(text, 60, 86400, "usage.idle", wrong, hint)
 
 
 def sync_s(text: str) -> int:
     """Return the seconds of --sync."""
     wrong = f"--sync {text!r} is out of range: files can be downloaded every 10s to 1h."
-    return _within(text, 10, 3600, "usage.sync", wrong, "Write minutes: --sync 5m")
+    return _parse_within(text, 10, 3600, "usage.sync", wrong, "Write minutes: --sync 5m")
 
 
 def silent_s(text: str) -> int:
     """Return the seconds of --silent, 0 for `off`."""
     wrong = f"--silent {text!r} is out of range: a silent job can be stopped after 1m to a day."
     hint = "Write minutes or hours: --silent 30m; or never: --silent off"
-    return 0 if text == "off" else _within(text, 60, 86400, "usage.silent", wrong, hint)
+    return 0 if text == "off" else _parse_within(text, 60, 86400, "usage.silent", wrong, hint)
 
 
 def parse_hold_s(text: str) -> int:
@@ -87,7 +89,7 @@ def parse_hold_s(text: str) -> int:
     wrong = f"--hold-on-failure {text!r} is out of range: a machine can be held from 1m to a day."
     span = f"{text}m" if text.isascii() and text.isdigit() else text
     hint = "Write --hold-on-failure 15m, or off."
-    return 0 if text == "off" else _within(span, 60, 86400, "usage.hold_on_failure", wrong, hint)
+    return 0 if text == "off" else _parse_within(span, 60, 86400, "usage.hold_on_failure", wrong, hint)
 
 
 def parse_setup_limit_s(minutes: float) -> int:
@@ -100,7 +102,7 @@ def parse_setup_limit_s(minutes: float) -> int:
     return ceil(60 * minutes)
 
 
-def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: str) -> int:
+def _parse_within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: str) -> int:
     """Return the seconds of a duration between two bounds; UsageError for anything else."""
     from gpurun.core.errors import UsageError
 

@@ -21,10 +21,10 @@ def failure_hint(sight: Sight, on: str = "") -> str:
     """Return a hint for a failed job: how to fix each recognised cause; then `on`, else where its log and files are."""
     folder, name = sight.folder, sight.folder.name
     saved = f" Files that were saved before are in {folder.artifacts}." if _has_files(folder) else ""
-    return " ".join((*filter(None, _cures(sight)), on or f"To read its output: gpurun logs {name}.{saved}"))
+    return " ".join((*filter(None, _find_cures(sight)), on or f"To read its output: gpurun logs {name}.{saved}"))
 
 
-def _cures(sight: Sight) -> Iterator[str]:
+def _find_cures(sight: Sight) -> Iterator[str]:
     """Yield how to fix each recognised cause. The log is untrusted, so it affects only hints."""
     ended, words = last_typed(sight.records, TrainObserved), _log_tail(sight.folder)
     assert ended is not None, "a failed job has a record of its end"

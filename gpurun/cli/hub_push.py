@@ -18,7 +18,7 @@ def require_push_setup(name: str) -> None:
     """Raise an error if --push has no valid name, or huggingface_hub or its login is missing; nothing is written."""
     if not _NAME.fullmatch(name):
         raise UsageError("export.push_name", f"--push {name!r} is not the name of a model.", hint="Write OWNER/NAME.")
-    if not _library().get_token():
+    if not _import_library().get_token():
         hint = "Run hf auth login, or set HF_TOKEN to a token with write access."
         raise SetupError("export.no_login", "You are not logged in to the hub.", hint=hint)
 
@@ -28,7 +28,7 @@ def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
 
     Declined if the user says no; SetupError, with the hub's message, if the hub refuses.
     """
-    library = _library()
+    library = _import_library()
     api = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
     if not yes:
         question = f"Upload {folder} to {api.endpoint}/{name} (private, if it is new)? [y/N]"
@@ -46,7 +46,7 @@ def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
     return str(address)
 
 
-def _library() -> ModuleType:
+def _import_library() -> ModuleType:
     try:
         import huggingface_hub
         import huggingface_hub.errors

@@ -70,15 +70,15 @@ def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: s
         sight.state
     )  # The run is moving to another machine, so a stop would lose work.
     if phase in (*_BEFORE_TRAINING, Phase.GONE) and is_on_its_way:
-        return _while_training(session, sight, number, on_interrupt)
+        return _react_while_training(session, sight, number, on_interrupt)
     if phase in _BEFORE_TRAINING and not sight.state.start_asked:
         if on_interrupt not in _GIVES_UP:
             return True
         session.say("Training has not started, so the instance is being destroyed.")
-        ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_name(number))
+        ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_signal_name(number))
         return False
     if phase in (Phase.SHIPPED, Phase.TRAINING):  # In the phase SHIPPED, training may have begun too.
-        return _while_training(session, sight, number, on_interrupt)
+        return _react_while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
         session.say(f"The {sight.plan.job.terms.files} are being downloaded; that continues without this terminal.")
         return True
@@ -92,25 +92,25 @@ def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: s
     return False
 
 
-def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
+def _react_while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
     """React to a signal during training; return whether the viewer should leave the run.
 
     If the user can answer, ask. Otherwise stop the run, because no user would resume it; with `detach` or ATTACHED,
     only leave the run.
     """
     if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
-        wish = _ask(session, sight)
+        wish = _ask_what_to_do(session, sight)
     else:
         wish = "d" if on_interrupt in ("detach", ATTACHED) else "s"
     if wish.startswith("d"):
         return True
     if wish.startswith("s"):
         session.say(_STOPPING[sight.plan.job.terms.has_model])
-        ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_name(number))
+        ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_signal_name(number))
     return False
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
@@ -151,7 +151,7 @@ def silence_of(records: Iterable[Record]) -> Record | None:
     return silence
 
 
-def _ask(session: Session, sight: Sight) -> str:
+def _ask_what_to_do(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
     session.say(f"{sight.folder.name} continues without this terminal{f' ({costs})' if costs else ''}.")
     question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"

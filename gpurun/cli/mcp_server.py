@@ -53,7 +53,7 @@ async def _serve(desk: AgentDesk) -> None:
     limiter = anyio.CapacityLimiter(AT_ONCE)
 
     async def list_tools(_: object, __: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=[_served(tool) for tool in TOOLS.values()])
+        return ListToolsResult(tools=[_as_served_tool(tool) for tool in TOOLS.values()])
 
     async def call_tool(_: object, params: CallToolRequestParams) -> CallToolResult:
         call = partial(desk.answer, params.name, params.arguments)
@@ -68,10 +68,10 @@ async def _serve(desk: AgentDesk) -> None:
         return CallToolResult(content=[text], is_error=is_error)
 
     async def list_resources(_: object, __: PaginatedRequestParams | None) -> ListResourcesResult:
-        return await anyio.to_thread.run_sync(partial(_resources, desk))
+        return await anyio.to_thread.run_sync(partial(_list_resources, desk))
 
     async def read_resource(_: object, params: ReadResourceRequestParams) -> ReadResourceResult:
-        return await anyio.to_thread.run_sync(partial(_read, desk, str(params.uri)))
+        return await anyio.to_thread.run_sync(partial(_read_resource, desk, str(params.uri)))
 
     server = Server(
         "gpurun",
@@ -86,12 +86,12 @@ async def _serve(desk: AgentDesk) -> None:
         await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
-def _served(tool: Tool) -> ServedTool:
+def _as_served_tool(tool: Tool) -> ServedTool:
     hints = ToolAnnotations(read_only_hint=not tool.spends, destructive_hint=tool.name == "stop", open_world_hint=True)
     return ServedTool(name=tool.name, description=tool.about, input_schema=tool.schema, annotations=hints)
 
 
-def _resources(desk: AgentDesk) -> ListResourcesResult:
+def _list_resources(desk: AgentDesk) -> ListResourcesResult:
     runs = [run for run in own_runs(desk) if desk.session.home.run(run).receipt.is_file()]
     receipts = [
         Resource(uri=f"{_RECEIPT}{run}", name=f"receipt of {run}", mime_type="application/json") for run in runs
@@ -100,7 +100,7 @@ def _resources(desk: AgentDesk) -> ListResourcesResult:
     return ListResourcesResult(resources=[manual, *receipts])
 
 
-def _read(desk: AgentDesk, uri: str) -> ReadResourceResult:
+def _read_resource(desk: AgentDesk, uri: str) -> ReadResourceResult:
     """Return the content of a page, or of a receipt of the mandate's runs; MCPError for anything else."""
     try:
         if uri == _PAGE:

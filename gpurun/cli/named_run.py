@@ -121,7 +121,7 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
         verb = "sweep" if named.sweep else "run"
         hint = f"Read it, then run once at a terminal: gpurun {verb} --dry-run {named.name}"
         raise UsageError("run.not_approved", what, hint=hint)
-    shown = session.draw(_screen(session, named, typed, own))
+    shown = session.draw(_draw_named_command(session, named, typed, own))
     if not is_new:
         if not session.json:
             session.say(shown)
@@ -136,7 +136,7 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
     approve(named, session.home)
 
 
-def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
+def _draw_named_command(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
     """Return lines with what would be run, uploaded, installed and passed on; only the names of variables are shown."""
     from gpurun.view.styled_text import Span, line
     from gpurun.view.table import fields
@@ -148,27 +148,30 @@ def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: S
         *[("" if number else "Runs", [part]) for number, part in enumerate(words)],
         ("Tries", [f"{name} {value}" for name, value in named.sweep.get("set", {}).items()]),
         ("In a copy of", [str(folder)]),
-        *[(title, list(_values(named, keys))) for title, keys in _ROWS.items()],
+        *[(title, list(_describe_set_keys(named, keys))) for title, keys in _ROWS.items()],
         ("Variables", sorted(named.env)),
         ("Your secrets", [Span(f"{name}: its value is passed on", "warn") for name in named.secret]),
-        ("You typed", [_typed(name, typed, named) for name in (*own, *(name for name in _ADDED if typed[name]))]),
+        (
+            "You typed",
+            [_describe_typed_flag(name, typed, named) for name in (*own, *(name for name in _ADDED if typed[name]))],
+        ),
     ]
     if named.max_cost and not session.settings["max_cost"].value and "max_cost" not in own:
         rows.append(("Cap", ["max_cost is ignored, because you have no cap: set one, or use --max-cost"]))
     return [line(), *fields(rows, session.style, label=16), line()]
 
 
-def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
+def _describe_set_keys(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
     """Yield each key that the table sets, with its value."""
     for key in keys:
         if key in named.model_fields_set and (value := getattr(named, key)) not in ("", ()):
             yield f"{key} {', '.join(value) if isinstance(value, tuple) else value}"
 
 
-def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
+def _describe_typed_flag(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
     """Return a typed flag and the table's value that it overrides; only the names of variables are shown."""
     flag = f"--{name.replace('_', '-')}"
     if name in _ADDED:
         return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"
     shown = ", ".join(typed[name]) if isinstance(typed[name], list) else typed[name]
-    return f"{flag} {shown}, instead of {next(_values(named, [name]), 'nothing')}"
+    return f"{flag} {shown}, instead of {next(_describe_set_keys(named, [name]), 'nothing')}"

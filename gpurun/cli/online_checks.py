@@ -44,7 +44,7 @@ class Checked:
 def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIMIT_S) -> list[Checked]:
     """Check these providers; a missing key, a failure or a timeout becomes a finding."""
     until = session.clock.monotonic() + limit_s
-    running = [(name, _in_thread(session, name)) for name in names]
+    running = [(name, _start_check(session, name)) for name in names]
     checked = []
     for name, future in running:
         try:
@@ -55,13 +55,13 @@ def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIM
     return checked
 
 
-def _in_thread(session: Session, name: str) -> Future[Checked]:
+def _start_check(session: Session, name: str) -> Future[Checked]:
     """Check a provider in a daemon thread, so that it cannot block the command; return the future result."""
     future: Future[Checked] = Future()
 
     def work() -> None:
         try:
-            future.set_result(_check(session, name))
+            future.set_result(_check_provider(session, name))
         except BaseException as bug:  # noqa: BLE001 - it is raised again where the result is read.
             future.set_exception(bug)
 
@@ -92,25 +92,25 @@ def online_data(checked: Sequence[Checked]) -> dict[str, object]:
     }
 
 
-def _check(session: Session, name: str) -> Checked:
+def _check_provider(session: Session, name: str) -> Checked:
     """Check one provider step by step; a failure becomes a finding and ends the check."""
-    findings = _other_address(name)
+    findings = _warn_of_other_address(name)
     try:
         source = key_source(name, session.home) if name in CLOUDS else "no key needed"
         if source is None:
             return Checked(name, (Finding("warn", f"{name} has no key", f"gpurun auth set {name}"),))
         provider = open_provider(name, session.home, session.clock, login=login_to)
         account = provider.verify()
-        findings += _account(account, source)
-        orphans = _machines(provider, session)
-        left = _left_over(provider, session, orphans)
+        findings += _account_findings(account, source)
+        orphans = _list_machines(provider, session)
+        left = _list_leftovers(provider, session, orphans)
     except Unknown as error:
         return Checked(
             name, (*findings, Finding("bad", f"{name} could not be checked: {error}", error.hint or "try again"))
         )
     except GpurunError as error:
         return Checked(name, (*findings, Finding("bad", f"{name}: {error.what}", error.hint)))
-    findings += [_machine(orphan, session) for orphan in orphans]
+    findings += [_machine_finding(orphan, session) for orphan in orphans]
     findings += [_leftover_finding(name, left)] if left else []
     if not orphans and not left:
         findings.append(Finding("ok", f"gpurun has left nothing at {name}"))
@@ -121,13 +121,13 @@ def _check(session: Session, name: str) -> Checked:
     return Checked(name, tuple(findings), account, billing, tuple(seen))
 
 
-def _machines(provider: Provider, session: Session) -> list[Orphan]:
+def _list_machines(provider: Provider, session: Session) -> list[Orphan]:
     """Return each existing machine with gpurun's token, and what reap would do with it."""
     swept = sweep([provider], session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
     return [orphan for orphan in swept if orphan.instance.state is not InstanceState.GONE]
 
 
-def _other_address(name: str) -> list[Finding]:
+def _warn_of_other_address(name: str) -> list[Finding]:
     """Return a warning if the key is sent to an address other than the provider's."""
     variable = OVERRIDES.get(name, "")
     if not os.environ.get(variable):
@@ -136,7 +136,7 @@ def _other_address(name: str) -> list[Finding]:
     return [Finding("warn", text, f"unset {variable}")]
 
 
-def _account(account: Account, source: str) -> list[Finding]:
+def _account_findings(account: Account, source: str) -> list[Finding]:
     """Return findings on the key's account, its permissions, its balance and the clock difference."""
     name = account.provider
     balance = "" if account.balance_micros is None else f", {format_usd(account.balance_micros)} left"
@@ -158,7 +158,7 @@ def _account(account: Account, source: str) -> list[Finding]:
     return [*found, Finding("warn", text, "synchronise it with a time server: every deadline depends on this clock")]
 
 
-def _machine(orphan: Orphan, session: Session) -> Finding:
+def _machine_finding(orphan: Orphan, session: Session) -> Finding:
     """Return the finding for a machine with gpurun's token."""
     instance = orphan.instance
     rate = f", {format_rate(instance.rate_micros_per_hour)}" if instance.rate_micros_per_hour else ""
@@ -182,7 +182,7 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
                    f"gpurun reap --provider {instance.provider} {flags} ends it")  # fmt: skip
 
 
-def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
+def _list_leftovers(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
     """Return resources other than machines that belong to neither a visible machine nor a run driven here."""
     if not isinstance(provider, LeavesThings):
         return []

@@ -201,7 +201,7 @@ def build_request_fields(session: Session, **typed: Any) -> dict[str, Any]:
             setup=read_script(typed["setup"]),
             setup_limit_s=0 if typed["setup_limit"] is None else parse_setup_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
-            log_to=_trackers(typed["log_to"]),
+            log_to=_parse_typed_trackers(typed["log_to"]),
             give_up_after_s=give_up_after_s(typed["give_up_after"]) if typed["give_up_after"] else 0,
             idle_s=idle_s(typed["idle"]) if typed["idle"] else None,
             silent_s=silent_s(typed["silent"]) if typed["silent"] else None,
@@ -330,7 +330,7 @@ def _checked_gpu_hours(hours: float | None) -> float | None:
     return hours
 
 
-def _trackers(text: str) -> tuple[str, ...]:
+def _parse_typed_trackers(text: str) -> tuple[str, ...]:
     """Return the trackers of --log-to, or none if it was not typed."""
     if not text:
         return ()

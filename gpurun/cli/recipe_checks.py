@@ -60,7 +60,7 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     predicate = read_receipt(home, folder).predicate
     figures = predicate["training"]["figures"]
     return replace(
-        _planned(recipe.name, plan),
+        _describe_cheapest_plan(recipe.name, plan),
         rehearsal_s=round(clock.monotonic() - began, 3),
         first_loss=figures["first_loss"],
         last_loss=figures["last_loss"],
@@ -79,28 +79,28 @@ def rehearse_request(session: Session, request: Request, home: Home, trainer: st
     again = f"To look closer: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
     hint = f"{again}, then gpurun logs @last."
-    if not trainer or (part := _shortened(rehearsal)) is None:
-        return _rehearsed(session, rehearsal, home, _RUN, "", hint)
-    _, first = _rehearsed(session, part, home, _RUN, "", hint)
+    if not trainer or (part := _with_fewer_steps(rehearsal)) is None:
+        return _rehearse_or_fail(session, rehearsal, home, _RUN, "", hint)
+    _, first = _rehearse_or_fail(session, part, home, _RUN, "", hint)
     steps = look_at_run(home, first.name).plan.job.steps
     hint = f"A checkpoint must have the optimiser's state (trainer/optim.py: optimizer_tensors). {again}"
     after = f", stopped after step {steps} and continued from its checkpoint,"
-    return _rehearsed(session, rehearsal.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
+    return _rehearse_or_fail(session, rehearsal.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
 
 
-def _rehearsed(
+def _rehearse_or_fail(
     session: Session, rehearsal: Request, home: Home, name: str, how: str, hint: str
 ) -> tuple[Plan, RunFolder]:
     plan = make_plan(TrainerProposal(rehearsal, Desk(name, home, session.clock, session.talk_when_slow())))
     folder = create_run(home, rehearsal, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":
-        what = f"The rehearsal of {rehearsal.recipe}{how} {_how_it_failed(sight)}"
+        what = f"The rehearsal of {rehearsal.recipe}{how} {_describe_failed_rehearsal(sight)}"
         raise TrainingFailed("recipes.rehearsal_failed", what, hint=hint)
     return plan, folder
 
 
-def _shortened(rehearsal: Request) -> Request | None:
+def _with_fewer_steps(rehearsal: Request) -> Request | None:
     """Return the rehearsal with half of its steps, or more if its schedule needs them; None if it has only one step."""
     recipe = load_recipe(rehearsal.recipe, own_reader(Path(rehearsal.choices.trainer)))
     steps = resolve(recipe, "rehearsal", rehearsal.overrides).tables.train.steps
@@ -114,7 +114,7 @@ def _shortened(rehearsal: Request) -> Request | None:
     return None
 
 
-def _planned(name: str, plan: Plan) -> CheckRow:
+def _describe_cheapest_plan(name: str, plan: Plan) -> CheckRow:
     """Return a row with the time and cost on the cheapest offer that finishes the recipe; only a name if none does."""
     fitting = [
         candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
@@ -166,7 +166,7 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
     return sight
 
 
-def _how_it_failed(sight: Sight) -> str:
+def _describe_failed_rehearsal(sight: Sight) -> str:
     """Return the end of a sentence that says how a rehearsal failed."""
     if sight.state.failure:
         return f"failed: {sight.state.failure.message}"

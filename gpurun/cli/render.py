@@ -86,7 +86,7 @@ def render_result(name: str, as_json: bool, result: Result, session: Session | N
             put(result.text)
     except OutputLost as loss:
         return without_output(loss, result, session)
-    return _talk(result, session)
+    return _print_errors(result, session)
 
 
 def without_output(loss: OutputLost, result: Result, session: Session | None) -> int:
@@ -95,14 +95,14 @@ def without_output(loss: OutputLost, result: Result, session: Session | None) ->
     An exit code that reports a failure of the run is kept.
     """
     if not loss.why:
-        return _talk(result, session)
+        return _print_errors(result, session)
     hint = "Free some space, or write to another disk."
     error = SetupError("output.lost", f"Standard output cannot be written: {loss.why}.", hint=hint)
     code = result.exit_code or error.exit_code
-    return _talk(replace(result, errors=(*result.errors, error), exit_code=code), session)
+    return _print_errors(replace(result, errors=(*result.errors, error), exit_code=code), session)
 
 
-def _talk(result: Result, session: Session | None) -> int:
+def _print_errors(result: Result, session: Session | None) -> int:
     """Print errors and the next command on standard error; ignore a failure to do so."""
     from gpurun.view.error_text import error_text
     from gpurun.view.style import probe

@@ -73,12 +73,12 @@ def log_in_again(session: Session, sight: Sight) -> None:
 def ensure_supervisor(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
     """Ensure that an unfinished run has a supervisor; with `to_its_end`, also a run that must only be ended.
 
-    Otherwise raise the error of `_not_driven`, as MayBeBilling if the run may be billing. A run with a damaged journal
-    can never have a supervisor.
+    Otherwise raise the error of `_refusal_of_supervisor`, as MayBeBilling if the run may be billing. A run with a
+    damaged journal can never have a supervisor.
     """
     from gpurun.lifecycle.supervisor import start_supervisor
 
-    error = _not_driven(sight, to_its_end=to_its_end) if sight.owner is None else None
+    error = _refusal_of_supervisor(sight, to_its_end=to_its_end) if sight.owner is None else None
     if error is not None and sight.state.may_be_billing:
         raise MayBeBilling(error.code, error.what, hint=error.hint)
     if error is not None:
@@ -91,7 +91,7 @@ def ensure_supervisor(session: Session, sight: Sight, *, to_its_end: bool = Fals
             start_logging(sight.folder, session.home, sight.plan.choices.log_to)
 
 
-def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
+def _refusal_of_supervisor(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
     """Return the error that says why the run must not have a supervisor; None if it may have one."""
     from gpurun.ledger.journal import newer_error
 

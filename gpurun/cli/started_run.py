@@ -61,7 +61,7 @@ def start_and_follow(
 
                 session.say(start_logging(folder, session.home, made.choices.log_to))
             if starting.no_wait:
-                return _begun(made)
+                return _started_result(made)
             if follow is not None:
                 return follow(folder, on_interrupt, heard)
             if starting.detach:
@@ -69,7 +69,7 @@ def start_and_follow(
             return follow_run(session, folder, on_interrupt=on_interrupt, heard=heard)
 
 
-def _begun(plan: Plan) -> Result:
+def _started_result(plan: Plan) -> Result:
     """Return the result for a run that was started, with its maximum cost."""
     offer = plan.offer
     data = {

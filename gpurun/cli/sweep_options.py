@@ -43,9 +43,9 @@ def sweep_request(session: Session, **typed: Any) -> Request:
         )
         raise UsageError("sweep.nothing", "A sweep needs a recipe or a command.", hint=hint)
     if len(words) == 1 and not _is_command(words):
-        if (named := _table_of(session, words[0])) is not None:
+        if (named := _read_sweep_table(session, words[0])) is not None:
             in_table = dict(named)
-            space = {**_space_in(in_table.pop("set", {})), **space}
+            space = {**_parse_space(in_table.pop("set", {})), **space}
             options = {**in_table, **{name: value for name, value in options.items() if value}}
             request = command_request(session, **typed, is_sweep=True)
             return request.model_copy(update={"sweep": make_sweep(space, options)})
@@ -91,7 +91,7 @@ def _continued_sweep_request(
     )
 
 
-def _table_of(session: Session, name: str) -> dict[str, Any] | None:
+def _read_sweep_table(session: Session, name: str) -> dict[str, Any] | None:
     """Return the `sweep` table of [run.NAME] in gpurun.toml; None if there is no [run.NAME].
 
     UsageError if [run.NAME] has no `sweep`, or an invalid one.
@@ -117,7 +117,7 @@ def _table_of(session: Session, name: str) -> dict[str, Any] | None:
     return found
 
 
-def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
+def _parse_space(table: Mapping[str, Any]) -> dict[str, Axis]:
     """Return the settings in a table by name, each given as a list of values or as a text in the syntax of --set."""
     from gpurun.core.sweep import axis_of, parse_axis
 
@@ -146,7 +146,7 @@ def _is_command(words: Sequence[str]) -> bool:
     return sys.argv[-len(words) - 1 :][:1] == ["--"]
 
 
-def _number(name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+def _number_option(name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
     return Annotated[int, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
 
@@ -166,12 +166,15 @@ SWEEP = Shared(
             ],
             [],
         ),
-        "trials": (_number("--trials", "N", "Run N trials (default: the full grid, or 20).", min=0), 0),
+        "trials": (_number_option("--trials", "N", "Run N trials (default: the full grid, or 20).", min=0), 0),
         "sampler": (make_text_option("--sampler", "NAME", "Choose trials by grid, random or tpe (optuna's)."), ""),
         "prune": (make_text_option("--prune", "NAME", "Use asha to end trials early that fall behind."), ""),
-        "keep": (_number("--keep", "K", "Download the K best (default 1).", min=0, max=100), 0),
-        "at_once": (_number("--at-once", "N", "Run N trials per GPU (default: as many as fit).", min=0, max=64), 0),
-        "seed": (_number("--seed", "N", "Seed the sampler with this number.", min=0), 0),
+        "keep": (_number_option("--keep", "K", "Download the K best (default 1).", min=0, max=100), 0),
+        "at_once": (
+            _number_option("--at-once", "N", "Run N trials per GPU (default: as many as fit).", min=0, max=64),
+            0,
+        ),
+        "seed": (_number_option("--seed", "N", "Seed the sampler with this number.", min=0), 0),
         **{name: kind for name, kind in COMMAND.flags.items() if name not in ("command", *_NOT_OF_A_TRIAL)},
         "continues": (make_from_option("Run the remaining trials of an earlier sweep."), None),
     },

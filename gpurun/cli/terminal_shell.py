@@ -50,11 +50,11 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
             size = os.get_terminal_size(sys.stdin.fileno())
             channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
         channel.exec_command(command)
-        with _raw_terminal() if at_terminal else _as_it_is(), _size_changes() as changed:
+        with _raw_terminal() if at_terminal else _unchanged_terminal(), _watch_terminal_size() as changed:
             threading.Thread(target=_send, args=(channel, changed), daemon=True).start()
-            errors = threading.Thread(target=_copy, args=(channel.recv_stderr, sys.stderr.fileno()), daemon=True)
+            errors = threading.Thread(target=_copy_output, args=(channel.recv_stderr, sys.stderr.fileno()), daemon=True)
             errors.start()
-            _copy(channel.recv, sys.stdout.fileno())
+            _copy_output(channel.recv, sys.stdout.fileno())
             errors.join()
         channel.status_event.wait()
         if channel.exit_status < 0:
@@ -64,7 +64,7 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
         connection.close()
 
 
-def _copy(receive: Callable[[int], bytes], to: int) -> None:
+def _copy_output(receive: Callable[[int], bytes], to: int) -> None:
     """Copy output until it ends or its reader has closed the pipe."""
     with suppress(OSError):
         while block := receive(_BLOCK):
@@ -105,12 +105,12 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def _as_it_is() -> Iterator[None]:
+def _unchanged_terminal() -> Iterator[None]:
     yield
 
 
 @contextmanager
-def _size_changes() -> Iterator[int]:
+def _watch_terminal_size() -> Iterator[int]:
     """Yield a file descriptor that becomes readable when the terminal's size changes."""
     read, write = os.pipe()
     before = signal.signal(signal.SIGWINCH, lambda *_: os.write(write, b"."))

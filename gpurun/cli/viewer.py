@@ -247,7 +247,7 @@ def show_finished(session: Session, sight: Sight) -> Result:
         hint = on if step is not None and failure.code == "machine.lost" else failure.hint
         errors = (GpurunError(failure.code, failure.message, hint=hint),)
     elif state.outcome in ("failed", "lost"):
-        errors = (_failed(sight, on if step is not None else ""),)
+        errors = (_failure_error(sight, on if step is not None else ""),)
     text = ""
     if not session.quiet:
         then = next_command(predicate, sight.folder)
@@ -261,7 +261,7 @@ def show_finished(session: Session, sight: Sight) -> Result:
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
-def _failed(sight: Sight, on: str) -> GpurunError:
+def _failure_error(sight: Sight, on: str) -> GpurunError:
     """Return the error for a job that failed or was cut off."""
     from gpurun.cli.failure_hints import failure_hint
 

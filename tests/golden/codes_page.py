@@ -11,7 +11,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z…][a-z0-9_…]*\.[a-z0-9_…]+")
-PASSED_ON = {"_within", "_over_ssh_note", "warn", "tell", "why", "ExtraGone", "StepFailed", "Incident", "__init__"}
+PASSED_ON = {
+    "_parse_within",
+    "_over_ssh_note",
+    "warn",
+    "tell",
+    "why",
+    "ExtraGone",
+    "StepFailed",
+    "Incident",
+    "__init__",
+}
 """Functions that take a code as an argument, besides the exceptions themselves."""
 WITHOUT_FAMILY = {"Refusal": ("far", 0), "FarRefusal": ("far", 0), "_bad_shard": ("data", 1)}
 """Functions that take a code without its family, with that family and the position of the argument."""

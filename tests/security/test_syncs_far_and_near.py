@@ -166,11 +166,11 @@ def test_a_pack_is_on_disk_before_it_has_its_name(
     story: list[str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    from gpurun.cli.commands.pack import _write
+    from gpurun.cli.commands.pack import _write_pack
     from gpurun.remote.archive import Pack, survey
 
     (tmp_path / "a.bin").write_bytes(CONTENT)
-    _write(Pack(survey({"data": tmp_path / "a.bin"})), str(tmp_path / "out.tar.zst"))
+    _write_pack(Pack(survey({"data": tmp_path / "a.bin"})), str(tmp_path / "out.tar.zst"))
     assert story == ["file", "name"]
     assert (tmp_path / "out.tar.zst").stat().st_size
 

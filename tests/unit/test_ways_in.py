@@ -233,12 +233,12 @@ def test_a_cluster_is_entered_by_its_login_node_into_the_job(home: Home) -> None
 )
 def test_what_is_no_port_is_refused(word: str) -> None:
     with refusal(UsageError, "forward.port"):
-        forward._pairs([word])
+        forward._parse_port_pairs([word])
 
 
 def test_the_next_free_port_is_none_of_the_others() -> None:
     with refusal(UsageError, "forward.port_twice"):
-        forward._pairs(["8888", "8888:80"])
+        forward._parse_port_pairs(["8888", "8888:80"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError) as raised:

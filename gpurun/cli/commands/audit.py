@@ -80,7 +80,7 @@ def audit(
             raise UsageError("usage.roster", what, hint="gpurun audit --roster cards/ --class ml-2026.roster.json")
         place, clock = Path(roster).expanduser(), session.clock
         cards = audit_roster(place, class_file, clock, session.say, replay=replay, require_replay=require_replay)
-        return _cards_shown(session, cards, csv, strict=strict)
+        return _cards_result(session, cards, csv, strict=strict)
 
     from gpurun.ledger.audit import audit as audit_home
     from gpurun.ledger.runs import find_run, planned_runs
@@ -91,9 +91,9 @@ def audit(
     # See who is driven before the audit, which takes minutes: a driven run may have ended by then.
     unclosed = (folder.name for folder in session.home.folders() if not folder.is_closed)
     driven = {name for name in unclosed if _is_driven(session, name)}
-    report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
-    bills = _bills(session, report) if against_bill else {}
-    report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
+    report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_read_key(key))
+    bills = _ask_for_bills(session, report) if against_bill else {}
+    report = replace(report, rows=tuple(_compare_with_bill(session, row, bills.get(row.run)) for row in report.rows))
     replays: dict[str, Replayed] = {}
     if replay or require_replay:
         from gpurun.readers.replay import with_replay
@@ -140,11 +140,11 @@ def _audit_result(
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
     replay_lines = {run: [*replay.checked, *replay.unchecked] for run, replay in replays.items()}
     extents = {run: replay.extent for run, replay in replays.items()}
-    data = _data(report, bills) | {"replay": replay_lines, "replayed": extents}
+    data = _report_as_data(report, bills) | {"replay": replay_lines, "replayed": extents}
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 
 
-def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
+def _report_as_data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
     """Return the whole report as data."""
     from gpurun.lifecycle.charges import Bill
 
@@ -175,7 +175,7 @@ def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
     }
 
 
-def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
+def _compare_with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
     """Return the row, with a problem added if the bill exceeds the receipt's bound."""
     from gpurun.ledger.audit.findings import NO
 
@@ -189,7 +189,7 @@ def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
     return replace(row, problems=(*row.problems, problem), verdict=row.verdict if row.may_be_billing else NO)
 
 
-def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
+def _cards_result(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
     """Return the table of a folder of cards; the exit code is 10 if a card has a problem or, with `strict`, a note."""
     from gpurun.cli.render import write_file
     from gpurun.view.evidence_card import roster_csv, roster_screen
@@ -210,7 +210,7 @@ def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: boo
     )
 
 
-def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
+def _ask_for_bills(session: Session, report: AuditReport) -> dict[str, Bill]:
     """Ask the providers for the bill of each run that cost something, and return the bills that they have."""
     from gpurun.lifecycle.charges import bill_of
     from gpurun.planning.own_box import login_to
@@ -290,7 +290,7 @@ def _errors(session: Session, lost: list[str], failed: bool) -> tuple[Verificati
     return ()
 
 
-def _key(path: str) -> bytes | None:
+def _read_key(path: str) -> bytes | None:
     if not path:
         return None
     try:

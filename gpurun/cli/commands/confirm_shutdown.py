@@ -62,7 +62,7 @@ def confirm_shutdown(
         session.say(f"Checking {login.host} port {login.port} for about {SPAN_S:.0f} s.")
     tries = try_repeatedly(login, session.clock, box.jump if box else "")
     if not force and not all(attempt.seen in QUIET for attempt in tries):
-        raise _not_down(tries[-1].seen, login, receipt, folder.name)
+        raise _refusal_to_sign(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
     if utc(now) < gone:
         what = (
@@ -74,7 +74,7 @@ def confirm_shutdown(
     return _result_of(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
 
 
-def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
+def _refusal_to_sign(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
     """Return the error that refuses to sign; exit 9 if the box answers and costs money."""
     from gpurun.cli.shutdown_probe import ANSWERS
 

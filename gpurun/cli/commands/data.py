@@ -35,7 +35,7 @@ def _layout_from(session: Session, *, no_header: bool, text_column: str, val: st
     return parse_layout(**typed, **globs, column=text_column, has_head=not no_header, val=place)
 
 
-def _globs(name: str, help_text: str) -> Any:
+def _glob_option(name: str, help_text: str) -> Any:
     return Annotated[list[str], typer.Option(name, metavar="GLOB", help=f"{help_text}; may be repeated.")]
 
 
@@ -53,8 +53,8 @@ LAYOUT = Shared(
         ),
         "no_header": (flag("--no-header", "Read the first row as data; columns are 1, 2, …"), False),
         "per_line": (flag("--per-line", "Read each line of a text as a document."), False),
-        "include": (_globs("--include", "Read only these files"), []),
-        "exclude": (_globs("--exclude", "Skip these files"), []),
+        "include": (_glob_option("--include", "Read only these files"), []),
+        "exclude": (_glob_option("--exclude", "Skip these files"), []),
         "val": (make_text_option("--val", "PATH", "Hold out these files; none: a random share of all."), ""),
         "val_fraction": (
             Annotated[
@@ -121,10 +121,10 @@ def prepare(
     choices |= {"shard_tokens": shard_tokens, "accept_skipped": accept_skipped}
     choices |= {} if layout.val_fraction is None else {"val_fraction": layout.val_fraction}
     how = {"workers": workers or os.cpu_count() or 1, "executor": executor}
-    return _prepared(session, recipe, source=source, out=out, choices=choices, how=how)
+    return _prepare_or_continue(session, recipe, source=source, out=out, choices=choices, how=how)
 
 
-def _prepared(
+def _prepare_or_continue(
     session: Session, recipe: str, *, source: str, out: str, choices: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Result:
     """Prepare the shards, or continue an interrupted preparation, and return a result that describes them."""

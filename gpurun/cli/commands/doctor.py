@@ -53,7 +53,7 @@ def doctor(
         _bundle(),
         _ledger(session),
     ]
-    left, billing = _unfinished(session)
+    left, billing = _check_unfinished_runs(session)
     findings += left
     keys = [*_keys(session, provider or CLOUDS)]
     checked: list[Checked] = []
@@ -82,7 +82,7 @@ def _other_gpurun() -> Iterator[Finding]:
         yield Finding("bad", what, "pip uninstall gpurun gpurun-cap; then: pip install .")
 
 
-def _unfinished(session: Session) -> tuple[list[Finding], bool]:
+def _check_unfinished_runs(session: Session) -> tuple[list[Finding], bool]:
     """Return findings on runs without a supervisor or with unreadable records, and whether anything may be billing."""
     from gpurun.ledger.runs import look_at_undriven
 

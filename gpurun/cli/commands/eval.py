@@ -62,10 +62,10 @@ def evaluate(
             raise UsageError("usage.items", what, hint="Add --core-bundle, or leave --items out.")
         session.say(f"step {found.step:,}, on this computer")
         answer = parse_object(ask_trainer("trainer.core_score", found, f"--items={file}", limit_s=LIMIT_S))
-    return Result(data={"run": sight.folder.name, **answer}, text="\n".join(_rows(answer)))
+    return Result(data={"run": sight.folder.name, **answer}, text="\n".join(_format_scores(answer)))
 
 
-def _rows(answer: dict[str, Any]) -> list[str]:
+def _format_scores(answer: dict[str, Any]) -> list[str]:
     """Return a line for each task, and one for CORE."""
     from gpurun.core.untrusted import safe_line
 

@@ -120,14 +120,14 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
         **({"continued from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
         "training time": None if run.train_s is None else format_duration(run.train_s),
         "cost of the whole rental": f"{cost} at most ({cost_label(predicate)})" if cost and predicate else None,
-        "final training loss": _rounded(last),
-        "validation loss at this step": _rounded(here),
-        "best validation loss": _rounded(best),
+        "final training loss": _round_loss(last),
+        "validation loss at this step": _round_loss(here),
+        "best validation loss": _round_loss(best),
         "verdict": f"{predicate['verdict']['is']}: {predicate['verdict']['says']}" if predicate else run.no_receipt,
         "receipt sha256": f"{receipt.sha256} ({signature_word(receipt)})" if receipt else None,
         "made by": f"gpurun {__version__}",
     }
 
 
-def _rounded(mark: Mark | None) -> float | None:
+def _round_loss(mark: Mark | None) -> float | None:
     return None if mark is None else round(mark.loss, 4)

@@ -41,7 +41,7 @@ def forward(
     from gpurun.cli.run_control import resolve_run_name
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
-    pairs, link = _pairs(ports or []), ""
+    pairs, link = _parse_port_pairs(ports or []), ""
     name = resolve_run_name(session, run)
     if not pairs:
         from gpurun.cli.dev_doors import lab_of, link_of
@@ -81,7 +81,7 @@ def forward(
         process.terminate()
         process.wait()
         done = ", ".join(f"{LOCALHOST}:{here}" for here, _ in pairs)
-        return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} continues.")
+        return Result(data={"run": name, "ports": _pairs_as_data(pairs)}, text=f"Closed: {done}. {name} continues.")
     finally:
         signal.signal(signal.SIGTERM, before)
         process.kill()
@@ -137,7 +137,7 @@ class _Tunnel:
                 self._words.append(said)
 
 
-def _pairs(ports: list[str]) -> list[tuple[int, int]]:
+def _parse_port_pairs(ports: list[str]) -> list[tuple[int, int]]:
     """Parse `PORT` and `HERE:THERE` as (here, there); UsageError if one is invalid or a port is named twice."""
     pairs = list[tuple[int, int]]()
     for text in ports:
@@ -167,5 +167,5 @@ def _require_free_ports(run: str, pairs: list[tuple[int, int]]) -> None:
         )
 
 
-def _as_data(pairs: list[tuple[int, int]]) -> list[dict[str, int]]:
+def _pairs_as_data(pairs: list[tuple[int, int]]) -> list[dict[str, int]]:
     return [{"here": here, "there": there} for here, there in pairs]

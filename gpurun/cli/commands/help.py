@@ -32,11 +32,11 @@ def show_help(
     if not words:
         wide = max(map(len, topics))
         listed = "\n".join(f"  {name.ljust(wide)}  {title}" for name, title in topics.items())
-        text = f"{_help_of([])}\n\nPages (gpurun help PAGE):\n{listed}"
+        text = f"{_help_text([])}\n\nPages (gpurun help PAGE):\n{listed}"
         return Result(data={"verbs": list(_verbs()), "pages": topics}, text=text)
     name = words[0].lower()
     if name in _verbs():
-        return Result(data={"verb": name}, text=_help_of(words))
+        return Result(data={"verb": name}, text=_help_text(words))
     if name in topics and len(words) == 1:
         text = page(f"{name.removesuffix('.md').upper()}.md").read_text(encoding="utf-8")
         return Result(data={"page": name}, text=text)
@@ -60,7 +60,7 @@ def _topics() -> dict[str, str]:
     }
 
 
-def _help_of(words: list[str]) -> str:
+def _help_text(words: list[str]) -> str:
     """Return what `gpurun WORDS --help` shows."""
     from gpurun.cli.app import build_app
 

@@ -55,7 +55,7 @@ def logs(
         hint = "--json alone streams each line as JSON."
         raise UsageError("logs.two_outputs", "--raw and --json cannot both use standard output.", hint=hint)
     is_empty = True
-    for block in _set_up(sight) if setup else _blocks(session, sight, follow=follow):
+    for block in _read_setup_logs(sight) if setup else _read_log_lines(session, sight, follow=follow):
         is_empty = False
         if raw:
             put_bytes(block)
@@ -76,7 +76,7 @@ def _setup_logs(sight: Sight) -> list[Path]:
     return [path for path in (folder.table_setup_log, folder.setup_log) if path.exists()]
 
 
-def _set_up(sight: Sight) -> Iterator[bytes]:
+def _read_setup_logs(sight: Sight) -> Iterator[bytes]:
     """Yield the content of the set-ups' logs; each has at most a few megabytes."""
     for path in _setup_logs(sight):
         if content := read_regular(path):
@@ -91,7 +91,7 @@ def _why_empty(sight: Sight) -> str:
     return f"No output of {name} was downloaded. To see how it ended: gpurun receipt {name}"
 
 
-def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
+def _read_log_lines(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
     """Yield the log in whole lines; with `follow`, continue until no supervisor drives the run.
 
     The log is read in parts, because it may be a gigabyte and `head` needs only its first lines. A huge line (from a
@@ -103,7 +103,7 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
     while True:
         owned = holder_of(sight.folder.lock) is not None
         offset = resume_offset(sight.folder.log, offset)
-        for part in _parts(sight.folder.log, offset):
+        for part in _read_parts(sight.folder.log, offset):
             offset += len(part)
             whole_lines, newline, begun = part.rpartition(b"\n")
             if newline:
@@ -120,7 +120,7 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def _parts(path: Path, offset: int) -> Iterator[bytes]:
+def _read_parts(path: Path, offset: int) -> Iterator[bytes]:
     """Yield the content of a file from an offset, in parts; nothing if the file does not exist."""
     if path.exists():
         with open_regular(path) as content:

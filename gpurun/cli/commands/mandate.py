@@ -83,11 +83,11 @@ def new(
     terms = {
         **sums,
         "rate_max_micros_per_hour": parse_usd(rate_max, name="--rate-max") if rate_max else None,
-        "providers": _providers(session, _words(providers)),
-        "cards": _cards(_words(cards)),
+        "providers": _require_allowed_providers(session, _split_at_commas(providers)),
+        "cards": _cards(_split_at_commas(cards)),
         "until_wall": session.clock.wall() + _span_s(until),
-        "root": str(_root(session, root)),
-        "secrets": tuple(_secret(name) for name in secret),
+        "root": str(_resolve_root(session, root)),
+        "secrets": tuple(_require_variable_name(name) for name in secret),
         "images": tuple(image),
         "setups": tuple(hashlib.sha256(read_script(path).encode()).hexdigest() for path in setup),
         "spot": spot,
@@ -114,7 +114,7 @@ def show(
     known = dict(mandates_of(session.home))
     if session.bounds:
         known = {session.bounds.mandate.id: session.bounds.mandate}
-    chosen = [_meant(session, mandate_id, list(known))] if mandate_id else list(known)
+    chosen = [_find_mandate(session, mandate_id, list(known))] if mandate_id else list(known)
     rows, lines = [], []
     for meant in chosen:
         mandate, row = known[meant], mandate_row(session, meant)
@@ -134,13 +134,13 @@ def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="
     """Revoke a mandate permanently: it starts no new runs, and its current runs finish."""
     from gpurun.ledger.mandate import mandates_of, revoke_mandate
 
-    meant = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
+    meant = _find_mandate(session, mandate_id, [name for name, _ in mandates_of(session.home)])
     revoke_mandate(session.home, meant)
     text = f"The mandate {meant} is revoked. Its current runs will finish: gpurun ps"
     return Result(data={"id": meant, "revoked": True}, text=text)
 
 
-def _meant(session: Session, name: str, known: Sequence[str]) -> str:
+def _find_mandate(session: Session, name: str, known: Sequence[str]) -> str:
     """Return the id of a mandate, given its id or its file; UsageError if it does not exist."""
     stem = Path(name).stem if "/" in name or name.endswith(".json") else name
     if stem not in known:
@@ -149,11 +149,11 @@ def _meant(session: Session, name: str, known: Sequence[str]) -> str:
     return stem
 
 
-def _words(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
+def _require_allowed_providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
     """Return the providers; UsageError unless each is a cloud, or a cluster in config.toml."""
     from gpurun.core.places import place_facts
     from gpurun.core.settings import find_cluster
@@ -189,7 +189,7 @@ def _span_s(text: str) -> int:
     return seconds
 
 
-def _root(session: Session, text: str) -> Path:
+def _resolve_root(session: Session, text: str) -> Path:
     """Return the resolved folder; UsageError if it contains a home directory or gpurun's own files."""
     place = Path(os.path.realpath(Path(text or ".").expanduser()))
     if not place.is_dir():
@@ -202,7 +202,7 @@ def _root(session: Session, text: str) -> Path:
     return place
 
 
-def _secret(name: str) -> str:
+def _require_variable_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("GPURUN_"):
         what = f"--secret {name!r} is not the name of a variable."
         raise UsageError("mandate.secret", what, hint="Use letters, digits and _, not GPURUN_…, and never a value.")

@@ -50,9 +50,9 @@ def offers(
     from gpurun.providers.catalog import demand_one_node, parse_gpu
     from gpurun.view.price_list import offers_screen
 
-    if (cluster := _cluster(provider)) is not None:
-        return _partitions(session, cluster, parse_gpu(gpu) if gpu and gpu.strip().lower() != ANY else None)
-    clouds = _clouds(provider)
+    if (cluster := _parse_cluster(provider)) is not None:
+        return _list_partitions(session, cluster, parse_gpu(gpu) if gpu and gpu.strip().lower() != ANY else None)
+    clouds = _require_clouds(provider)
     limit = parse_usd(max_price, name="--max-price") if max_price else None
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
     demand_one_node(need)
@@ -80,7 +80,7 @@ def offers(
     return Result(data=data, text=text, after=after)
 
 
-def _cluster(providers: Sequence[str]) -> str | None:
+def _parse_cluster(providers: Sequence[str]) -> str | None:
     """Return the cluster in --provider; "" if it names the provider without a cluster; None if it is not a cluster."""
     from gpurun.core.places import place_facts
 
@@ -88,7 +88,7 @@ def _cluster(providers: Sequence[str]) -> str | None:
     return cluster if place_facts(name).is_queued else None
 
 
-def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
+def _list_partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
     """List the partitions of a cluster that have the requested GPU, as its controller shows them now."""
     from dataclasses import asdict
     from math import inf
@@ -111,7 +111,7 @@ def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
     return Result(data=data, text=session.draw(partitions_table(shown, session.style)), after=after)
 
 
-def _clouds(providers: Sequence[str]) -> list[str]:
+def _require_clouds(providers: Sequence[str]) -> list[str]:
     """Return the clouds to list; UsageError for a provider that is not a cloud."""
     from gpurun.providers.registry import CLOUDS, require_known
 

@@ -49,10 +49,10 @@ def pack(
             raise UsageError("pack.not_there", what, hint="Name a path below the folder.")
     seen = survey({"data": folder}, [str(path) for path in allowed])
     if dry_run or not output:
-        return _listing(session, seen)
+        return _list_packed_files(session, seen)
     seen.demand_clean()
     pack = Pack(seen)
-    packed_bytes = _write(pack, output)
+    packed_bytes = _write_pack(pack, output)
     data = {
         "output": output,
         "manifest_sha256": pack.manifest_sha256,
@@ -63,7 +63,7 @@ def pack(
     return Result(data=data, text="" if output == "-" else summary)
 
 
-def _listing(session: Session, seen: Survey) -> Result:
+def _list_packed_files(session: Session, seen: Survey) -> Result:
     from gpurun.view.list_tables import PackRow, pack_listing
 
     files = [PackRow(name=file.name, bytes=file.bytes) for file in seen.files]
@@ -77,7 +77,7 @@ def _listing(session: Session, seen: Survey) -> Result:
     return Result(data=data, text=session.draw(pack_listing(files, session.style)), exit_code=code)
 
 
-def _write(pack: Pack, output: str) -> int:
+def _write_pack(pack: Pack, output: str) -> int:
     """Write the pack to standard output (`-`) or to a file that appears only when it is complete; return its size."""
     if output == "-":
         return sum(map(put_bytes, pack.stream()))

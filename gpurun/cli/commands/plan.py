@@ -95,11 +95,11 @@ def _drop_abandoned(home: Home, clock: Clock) -> None:
     """Remove staged files that are over a day old, unless their command still exists: it may wait for an answer."""
     for staged in home.staged.glob("*.*"):
         with suppress(OSError):  # Another command may be removing the same files.
-            if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _exists(staged.suffix[1:]):
+            if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _is_alive(staged.suffix[1:]):
                 shutil.rmtree(staged)
 
 
-def _exists(pid: str) -> bool:
+def _is_alive(pid: str) -> bool:
     """Return whether a process with this id exists; False if `pid` is not a number."""
     try:
         os.kill(int(pid), 0)

@@ -72,13 +72,15 @@ def reap(
         raise UsageError("usage.anyones", "--anyones needs --destroy, and --confirm needs --anyones.", hint=hint)
     from gpurun.providers.registry import known_here
 
-    age_s = _age(older_than)
+    age_s = _parse_age(older_than)
     names = provider or known_here(session.home)
-    chosen, silent = _opened(session, names)
-    others = _confirmed(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
+    chosen, silent = _open_providers(session, names)
+    others = _confirm_ids(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
     where = (chosen, session.home, session.clock)
-    found, unseen = _swept(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
-    strays, unswept = _swept(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
+    found, unseen = _collect_until_error(
+        sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others)
+    )
+    strays, unswept = _collect_until_error(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
     silent = unseen or silent or unswept or _unchecked_billing(session, names, chosen)
     keyless = None
     if place_kinds(names) == {"here"} and not provider:  # Without a key, gpurun cannot see rented machines.
@@ -93,10 +95,10 @@ def reap(
     data = {
         "asked": [provider.name for provider in chosen],
         "endpoints": endpoints,
-        "found": [orphan.instance.model_dump(mode="json") | _judged(orphan) for orphan in found],
-        "leftovers": [stray.leftover.model_dump(mode="json") | _judged(stray) for stray in strays],
+        "found": [orphan.instance.model_dump(mode="json") | _verdict_as_data(orphan) for orphan in found],
+        "leftovers": [stray.leftover.model_dump(mode="json") | _verdict_as_data(stray) for stray in strays],
     }
-    labels = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
+    labels = [_format_provider_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
     table = reap_table([*found, *strays], [] if silent else labels, session.style, now=session.clock.wall())
     text = session.draw(table)
     if silent is None and keyless is not None and exit_code:  # A cron job that cannot find its keys must not succeed.
@@ -107,16 +109,16 @@ def reap(
     return Result(data=data, text=text, after="\n".join(notes), errors=(silent,) if silent else (), exit_code=code)
 
 
-def _judged(found: Orphan | Stray) -> dict[str, object]:
+def _verdict_as_data(found: Orphan | Stray) -> dict[str, object]:
     return {"fate": found.fate, "owner": found.owner.whose, "home": found.owner.home}
 
 
-def _at_address(name: str, url: str | None) -> str:
+def _format_provider_address(name: str, url: str | None) -> str:
     """Return a provider's name, with the address to which its requests go if that is not the usual address."""
     return f"{name} at {safe_line(url)}, which is not its usual address" if url else name
 
 
-def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
+def _collect_until_error(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
     """Return what was found, and the error of a provider that did not respond, if any."""
     found = list[Found]()
     try:
@@ -127,13 +129,15 @@ def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
     return found, None
 
 
-def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
+def _confirm_ids(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
     """Ask the user to confirm how many machines of other homes to end, and return their ids; Declined otherwise."""
     from gpurun.lifecycle.reaper import is_older, sweep
     from gpurun.view.reap_table import reap_table
 
     # A provider that does not respond now is reported by the sweep that follows.
-    seen, _ = _swept(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
+    seen, _ = _collect_until_error(
+        sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
+    )
     mortal = ("within lease", "no deadline")
     theirs = [
         machine for machine in seen if is_older(machine, age_s) and not machine.owner.is_here and machine.fate in mortal
@@ -154,7 +158,7 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
     return frozenset(machine.instance.id for machine in theirs)
 
 
-def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
+def _open_providers(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
     """Open the providers. Return those that opened, and one error that names all others; None if all opened."""
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
@@ -197,7 +201,7 @@ def _unchecked_billing(session: Session, names: list[str], providers: list[Provi
     return None
 
 
-def _age(text: str) -> float:
+def _parse_age(text: str) -> float:
     """Return the age in seconds, 0 for an empty text; UsageError if it is not an age."""
     age_s = span_s(text) if text else 0
     if age_s is None:

@@ -42,7 +42,7 @@ def report(
     if html == "-" and session.json:
         hint = "Name a file: --html report.html"
         raise UsageError("report.two_outputs", "--json and --html - cannot both use standard output.", hint=hint)
-    names = _chosen(session, runs, every=every, last=last)
+    names = _choose_runs(session, runs, every=every, last=last)
     if html and len(names) > MOST_RUNS:
         what = f"{len(names)} runs are too many for one chart; the limit is {MOST_RUNS}."
         raise UsageError("report.too_many", what, hint="Name fewer runs, or leave --html out: the table shows all.")
@@ -70,7 +70,7 @@ def report(
     return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). It opens in any browser, even offline.")
 
 
-def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
+def _choose_runs(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
     """Return the chosen runs without duplicates: by name, by glob, the last N, or all; by default the usual run."""
     from gpurun.cli.run_control import resolve_run_name
     from gpurun.ledger.runs import planned_runs

@@ -39,21 +39,21 @@ def ssh(
     if session.json:
         hint = "gpurun ssh-config --json shows how to reach each run's machine."
         raise UsageError("ssh.json", "gpurun ssh prints what the machine prints, which is not JSON.", hint=hint)
-    argv = _argv(command or [])
+    argv = _parse_command(command or [])
     way = way_to_run(session.home, resolve_run_name(session, run), session.clock)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     line = way.command(argv, at_terminal=at_terminal)
     if way.entry is None:
-        _become(shlex.split(line))
+        _exec_program(shlex.split(line))
     elif program() is not None:
-        _become(ssh_argv(config_of(session.home), way.entry, "-t" if at_terminal else "-T", command=line))
+        _exec_program(ssh_argv(config_of(session.home), way.entry, "-t" if at_terminal else "-T", command=line))
     else:
         from gpurun.cli.terminal_shell import run_here
 
         sys.exit(run_here(way.entry, line, session.clock, at_terminal=at_terminal))
 
 
-def _argv(command: list[str]) -> list[str]:
+def _parse_command(command: list[str]) -> list[str]:
     """Return the typed command; UsageError if one of gpurun's flags follows the run."""
     argv = command[1:] if command[:1] == ["--"] else command
     if argv and argv == command and argv[0].startswith("-"):
@@ -62,7 +62,7 @@ def _argv(command: list[str]) -> list[str]:
     return argv
 
 
-def _become(argv: list[str]) -> NoReturn:
+def _exec_program(argv: list[str]) -> NoReturn:
     """Replace this process with another program, which gets the terminal, the signals and the exit code."""
     from gpurun.cli.openssh import ssh_environment
 

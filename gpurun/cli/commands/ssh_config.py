@@ -37,7 +37,7 @@ def ssh_config(session: Session, yes: Yes = False) -> Result:
     ways = write_entries(session.home, session.clock)
     users = _users_config()
     is_included = _has_line(users, line)
-    text = "\n".join(_shown(ways)) or "No run has a machine that you can log in to."
+    text = "\n".join(_describe_ways_in(ways)) or "No run has a machine that you can log in to."
     if not is_included and (yes or session.interactive):
         question = f"{line}\nAdd this line at the top of {users}, so that ssh, scp and editors use the entries? [y/N]"
         is_included = yes or session.ask(question, flag="--yes").lower() in ("y", "yes")
@@ -67,7 +67,7 @@ def ssh_config(session: Session, yes: Yes = False) -> Result:
     return Result(data=data, text=text, after=after)
 
 
-def _shown(ways: list[WayIn]) -> list[str]:
+def _describe_ways_in(ways: list[WayIn]) -> list[str]:
     lines = []
     for way in ways:
         if way.entry is None:
