@@ -92,7 +92,7 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
     shutil.rmtree(staged.path, ignore_errors=True)
     make_private(staged.path)
     try:
-        evidence = _read(path, home)
+        evidence = _read_evidence(path, home)
         evidence.card.unpack_large(staged.artifacts)
     except NoCard as error:
         what = f"{path} is not evidence that can become a run: {error}."
@@ -109,7 +109,7 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
             write_atomic(place, content)
     folder = home.run(name)
     request = Request(recipe=evidence.stated.recipe, overrides=evidence.stated.overrides)
-    plan = _plan_of(name, request, evidence, _shards(staged.data, folder.data, evidence), staged.events)
+    plan = _plan_of(name, request, evidence, _check_shards(staged.data, folder.data, evidence), staged.events)
     write_atomic(staged.request, request.to_json().encode())
     write_atomic(staged.plan, plan.to_json().encode())
     _write_journal(staged, plan, evidence, home, clock)
@@ -134,7 +134,7 @@ def finish_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
         return code
 
 
-def _read(path: Path, home: Home) -> _Evidence:
+def _read_evidence(path: Path, home: Home) -> _Evidence:
     """Read the evidence. Raise NoCard if it is incomplete, UsageError if it is a card or may not be imported here."""
     card = read_listed(path)
     if RECEIPT in card.files:
@@ -173,7 +173,7 @@ def _refuse_foreign(evidence: _Evidence, home: Home) -> None:
         raise UsageError("import.other_key", what, hint=hint)
 
 
-def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
+def _check_shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
     """Check every byte of the shards, and return their summary, in which their folder is `later`."""
     tables = evidence.resolved.tables
     found, manifest = inspect_data(there)

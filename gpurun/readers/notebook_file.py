@@ -166,7 +166,7 @@ def notebook_of(
     resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any], minutes: int, *, badge: str = ""
 ) -> bytes:
     """Return the notebook for the platform in `facts` (`notebook_facts`). Raise UsageError if it is too large."""
-    packed = _packed(resolved, data, facts)
+    packed = _zip_bundle(resolved, data, facts)
     choose, end = PLATFORMS[facts["platform"]]
     tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
     bundle = base64.b64encode(packed).decode()
@@ -181,8 +181,11 @@ def notebook_of(
         _DOWNLOAD,
     )
     about = _ABOUT.format(badge=badge, recipe=facts["recipe"], choose=choose, end=end)
-    cells = [_cell(0, "markdown", about), *(_cell(place, "code", code) for place, code in enumerate(codes, 1))]
-    cells.append(_cell(len(cells), "markdown", f"**Now end the session: {end}.**"))
+    cells = [
+        _make_cell(0, "markdown", about),
+        *(_make_cell(place, "code", code) for place, code in enumerate(codes, 1)),
+    ]
+    cells.append(_make_cell(len(cells), "markdown", f"**Now end the session: {end}.**"))
     metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3"},
         "language_info": {"name": "python"},
@@ -210,11 +213,11 @@ def notebook_facts(
     }
 
 
-def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> bytes:
+def _zip_bundle(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> bytes:
     """Return the bundle as a zip. The same content always gives the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in _contents(resolved, data, facts):
+        for name, content in _list_bundle_files(resolved, data, facts):
             member = zipfile.ZipInfo(name, _STAMP)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
@@ -224,16 +227,18 @@ def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any
     return out.getvalue()
 
 
-def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _list_bundle_files(
+    resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]
+) -> Iterator[tuple[str, bytes]]:
     yield FACTS, json.dumps(facts, indent=1, sort_keys=True).encode()
     yield "bundle/recipe.json", json.dumps(resolved.record, indent=2, sort_keys=True).encode()
     for name, path in modules_of(bundle_root() / "trainer").items():
         yield f"bundle/trainer/{name}", path.read_bytes()
-    for path in sorted(_shards(data), key=lambda path: path.name):
+    for path in sorted(_list_shards(data), key=lambda path: path.name):
         yield f"data/{path.name}", path.read_bytes()
 
 
-def _shards(data: DataSummary) -> Iterator[Path]:
+def _list_shards(data: DataSummary) -> Iterator[Path]:
     """Yield the shards: the files of a run's own folder, and those in a user's folder that data.json lists."""
     own = Path(data.beside or data.folder)
     yield from (path for path in own.iterdir() if path.is_file())
@@ -242,6 +247,6 @@ def _shards(data: DataSummary) -> Iterator[Path]:
         yield from (Path(data.folder, Path(file["name"]).name) for part in ("train", "val") for file in manifest[part])
 
 
-def _cell(place: int, kind: str, text: str) -> dict[str, Any]:
+def _make_cell(place: int, kind: str, text: str) -> dict[str, Any]:
     code: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "id": f"gpurun-{place}", "metadata": {}, "source": text, **code}

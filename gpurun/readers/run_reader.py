@@ -47,14 +47,16 @@ class RunReader:
         """Return everything new, at most a megabyte of each file."""
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
-        events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
-        log_lines = self._lines(self._folder.log)
+        events = [
+            event for line in self._read_new_lines(self._folder.events) if (event := parse_event(line)) is not None
+        ]
+        log_lines = self._read_new_lines(self._folder.log)
         heard_wall = max((path.stat().st_mtime for path in self._offsets if path.exists()), default=None)
         now = SystemClock().wall()
         moving, gpus = read_moving(self._folder, now), read_gpus(self._folder, now)
         return News(list(records), events, log_lines, moving, heard_wall, gpus)
 
-    def _lines(self, path: Path) -> list[bytes]:
+    def _read_new_lines(self, path: Path) -> list[bytes]:
         try:
             self._offsets[path] = resume_offset(path, self._offsets[path])
             with open_regular(path) as content:

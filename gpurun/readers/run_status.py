@@ -57,22 +57,22 @@ def run_row(sight: Sight, now: float) -> RunRow:
     return RunRow(
         run=sight.folder.name,
         recipe=plan.job.recipe,
-        where=_where(sight, now),
-        state=state_word(sight) + _silence(sight, now),
+        where=_describe_machine(sight, now),
+        state=state_word(sight) + _describe_silence(sight, now),
         step=_last_step(sight),
         steps=plan.job.steps or None,
         started_wall=sight.opened_wall or None,
         spent_micros=spent.micros,
         worst_micros=total(plan.leg.spent_micros, plan.worst_micros) if plan.leg else plan.worst_micros,
         dies_wall=(state.ends_wall or ends_wall) if dies and not _is_queued(sight) else None,
-        dies_by=_dies_by(sight) if dies else "",
+        dies_by=_describe_death(sight) if dies else "",
         live=sight.owner is not None,
         may_be_billing=is_red,
         spent_is=Figure.FLOOR if is_floor else spent.figure,
     )
 
 
-def _where(sight: Sight, now: float) -> str:
+def _describe_machine(sight: Sight, now: float) -> str:
     """Return the run's machine. If the run waits for its next machine, return the best price seen during the wait."""
     offer, state = sight.plan.offer, sight.state
     leg = f"leg {state.leg} · " if state.leg > 1 else ""
@@ -83,7 +83,7 @@ def _where(sight: Sight, now: float) -> str:
     return f"{leg}{offer.provider} {offer.label}{' spot' if leg and offer.spot else ''}"
 
 
-def _silence(sight: Sight, now: float) -> str:
+def _describe_silence(sight: Sight, now: float) -> str:
     """Return a phrase with the time since the job's last output, if that is long; else ""."""
     since_wall = sight.state.silent_since_wall
     if since_wall is None or not sight.unfinished or sight.state.phase is not Phase.TRAINING:
@@ -106,7 +106,7 @@ def _is_queued(sight: Sight) -> bool:
     return bool(sight.plan.lease.queue_s) and (instance is None or instance.started_wall is None)
 
 
-def _dies_by(sight: Sight) -> str:
+def _describe_death(sight: Sight) -> str:
     """Return what ends the machine. A guard that is armed at boot counts only once the machine has confirmed it."""
     if _is_queued(sight):
         return f"{format_duration(sight.plan.lease.total_s)} after its start"

@@ -121,7 +121,7 @@ def pack_card(
         else:
             left_out["data"] = f"the shards are more than {MOST_SHARDS} files, or {MOST_SHARD_BYTES >> 20} MB"
     _refuse_secrets(files, secrets or {})
-    return _zipped(files, str(predicate["run"]), left_out), left_out
+    return _zip_files(files, str(predicate["run"]), left_out), left_out
 
 
 def _refuse_secrets(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
@@ -205,7 +205,7 @@ def _why_left_out(name: str, content: bytes | Path | None, private: tuple[str, .
     return "it contains the path of a folder on this computer" if has_path else ""
 
 
-def _zipped(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, str]) -> bytes:
+def _zip_files(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, str]) -> bytes:
     out = io.BytesIO()
     listed: dict[str, dict[str, Any]] = {}
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -241,12 +241,12 @@ def read_listed(path: Path) -> EvidenceCard:
         with open_regular(path) as file, _open_zip(file) as archive:
             names = [member.filename for member in archive.infolist()]
             _check_names(archive, names)
-            index = _index(_read(archive, INDEX, _SMALL[INDEX]))
+            index = _parse_index(_read_member(archive, INDEX, _SMALL[INDEX]))
             listed = {str(name): dict(entry) for name, entry in index["files"].items()}
             if unlisted := sorted(set(names) ^ {*listed, INDEX}):
                 raise NoCard(f"{plain_line(unlisted[0])} is listed but missing, or present but not listed")
             bounds = {name: _read_limit(name) for name in listed}
-            files = {name: _read(archive, name, most) for name, most in bounds.items() if most}
+            files = {name: _read_member(archive, name, most) for name, most in bounds.items() if most}
     except OSError as error:
         raise NoCard(f"it cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
@@ -299,7 +299,7 @@ def _read_limit(name: str) -> int:
     return MOST_STATE_BYTES if name.endswith(".state.json") and name.startswith("checkpoints/") else 0
 
 
-def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+def _read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     """Return a file's bytes. Raise NoCard if there are more than `most`, whatever size the zip states."""
     with archive.open(name) as member:
         content = member.read(most + 1)
@@ -308,7 +308,7 @@ def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     return content
 
 
-def _index(content: bytes) -> dict[str, Any]:
+def _parse_index(content: bytes) -> dict[str, Any]:
     index = parse_object(content)
     if type(index.get("v")) is not int:
         raise NoCard("its card.json is invalid")

@@ -38,10 +38,10 @@ def card_additions(
 
     Log lines are shown as quotations, because their content is not checked.
     """
-    losses = _losses(folder)
+    losses = _read_losses(folder)
     devices, sample = _quotable_lines(folder.log)
     rows = [(name, plain_line(text)) for name, text in plan.job.code(plan, Path(folder.now_at(plan.data.beside)))]
-    rows += [("CUDA", f"{words}, as reported by the machine") for words in _cuda(predicate["instance"])]
+    rows += [("CUDA", f"{words}, as reported by the machine") for words in _describe_cuda(predicate["instance"])]
     if devices:
         rows.append(("CUDA in the log", " · ".join(f"“{line}”" for line in _shareable_lines(devices, private))))
     if losses:
@@ -50,16 +50,16 @@ def card_additions(
         rows.append(("Losses", f"{words}, from its log"))
     block = ("Sample, quoted from the log", tuple(_shareable_lines(sample, private)))
     quoted = (block,) if sample and predicate["sample"] is None else ()
-    return CardAdditions(tuple(rows), quoted, _thinned(losses))
+    return CardAdditions(tuple(rows), quoted, _thin_losses(losses))
 
 
-def _losses(folder: RunFolder) -> list[tuple[int, float]]:
+def _read_losses(folder: RunFolder) -> list[tuple[int, float]]:
     """Return (step, loss) for each step with a loss; if a step was reported twice, the later value."""
     steps = (event for event in events_of(folder.events) if isinstance(event, StepEvent))
     return sorted({step.step: step.loss for step in steps if step.step is not None and step.loss is not None}.items())
 
 
-def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _thin_losses(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Return evenly spaced losses, including the first and the last."""
     if len(losses) <= _MOST_POINTS:
         return tuple(losses)
@@ -94,7 +94,7 @@ def _shareable_lines(lines: Sequence[str], private: Sequence[str]) -> Iterator[s
         yield _PRIVATE if own else plain_line(line.strip("\r\n"))
 
 
-def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
+def _describe_cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield a sentence about torch and the GPUs, as the machine reported them before the run began."""
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch = hello.get("torch") or {}
