@@ -75,8 +75,8 @@ def _cells(row: AuditRow, billed_micros: Micros | None, next_command: str | None
         verdict = "running"
     return [
         Span(row.run, "title"),
-        _mark(row.chain),
-        _mark(row.signature),
+        _as_span(row.chain),
+        _as_span(row.signature),
         row.files,
         Span(row.death, look if look == "bad" else ""),
         UNKNOWN if row.measured_micros is None else format_figure(row.measured_micros, row.measured_is),
@@ -86,5 +86,5 @@ def _cells(row: AuditRow, billed_micros: Micros | None, next_command: str | None
     ]
 
 
-def _mark(mark: Mark) -> Span:
+def _as_span(mark: Mark) -> Span:
     return {"ok": Span("✔", "good"), "bad": Span("✘", "bad"), "none": Span(UNKNOWN, "dim")}[mark]

@@ -60,7 +60,7 @@ def budget_screen(
     ]  # fmt: skip
     lines = table(sums, cells, style)
     for row in budgets:
-        lines += [line("  ", Span(_hold(hold, now))) for hold in row.holds]
+        lines += [line("  ", Span(_describe_hold(hold, now))) for hold in row.holds]
         if row.limit_micros is None and row.name == "month":
             lines += wrap("No limit is set. To set one, write budget.month = 50 into config.toml.", style, indent=2)
     if spent:
@@ -92,7 +92,7 @@ def _amount(micros: int | None) -> str:
     return UNKNOWN if micros is None else format_usd(Micros(micros))
 
 
-def _hold(hold: HoldRow, now: float) -> str:
+def _describe_hold(hold: HoldRow, now: float) -> str:
     left_s = hold.until_wall - now
     when = f"for {format_duration(left_s)} at most" if left_s > 0 else "past its deadline; see gpurun ps"
     return f"{hold.run or 'a run'} holds {format_usd(hold.micros)}, {when}"

@@ -93,14 +93,14 @@ def candidates_table(
         offer = candidate.offer
         groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(candidate)
     ours = next((group for group in groups.values() if chosen in [candidate.offer for candidate in group]), None)
-    shown = list(groups.values()) if every else _best(list(groups.values()), ours)
+    shown = list(groups.values()) if every else _choose_best_groups(list(groups.values()), ours)
     columns, rows = _COLUMNS, [_row(group, chosen if group is ours else None, end_s=end_s) for group in shown]
     if end_s is not None:
         kept = [place for place, column in enumerate(_COLUMNS) if column.title in _OF_COMMANDS]
         columns, rows = tuple(_COLUMNS[place] for place in kept), [[row[place] for place in kept] for row in rows]
     lines = table(columns, rows, style)
     hidden = [group[0] for group in groups.values() if group not in shown]
-    notes = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
+    notes = [f"{len(hidden)} more ({_describe_hidden_rows(hidden)}): plan --all."] if hidden else []
     if cap is not None:
         is_any = any(group[0].lease is not None for group in shown)
         holds = f"The cap of {format_usd(cap)} holds whichever is rented."
@@ -109,17 +109,17 @@ def candidates_table(
     return [*lines, *(row for text in notes for row in wrap(text, style, indent=2, look="dim"))]
 
 
-def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
+def _choose_best_groups(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
     """Return the ten best groups of rentable offers, with the chosen one; if none is rentable, the ten best."""
     open_ones = [group for group in groups if group[0].lease is not None] or groups
     best = open_ones[:MOST_ROWS]
     return best if ours is None or ours in best else [*best[: MOST_ROWS - 1], ours]
 
 
-def _why(hidden: list[Candidate]) -> str:
+def _describe_hidden_rows(hidden: list[Candidate]) -> str:
     """Return why rows are hidden, for example `31 over the cap, 4 dearer`."""
     kinds = Counter(
-        "dearer" if row.lease is not None else "over the cap" if _word(row) == "cap" else _last(row).text
+        "dearer" if row.lease is not None else "over the cap" if _legend_key(row) == "cap" else _describe_end(row).text
         for row in hidden
     )
     return ", ".join(f"{count} {word}" if len(kinds) > 1 else word for word, count in kinds.items())
@@ -129,7 +129,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     """Return the meaning of the columns that are shown, and of the words in the last column."""
     shown = {span.text for span in heading}
     meanings = [text for title, text in _LEGEND.items() if title in shown]
-    codes = {_word(candidate) for candidate in candidates} if "dies by" in shown else set()
+    codes = {_legend_key(candidate) for candidate in candidates} if "dies by" in shown else set()
     meanings += [text for code, text in _MEANINGS.items() if code in codes]
     return "; ".join(meanings) + "."
 
@@ -145,15 +145,15 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None 
         Span(offer.provider, look),
         Span(offer.label, look),
         Span(offer.place + (f" +{regions - 1}" if regions > 1 else ""), look),
-        Span(_bare(offer.rate_micros_per_hour), look),
+        Span(_format_bare_amount(offer.rate_micros_per_hour), look),
         Span(_fit(offer, estimate), look),
         Span(_speed(estimate), look),
         Span(_time(candidate, end_s), look),
-        Span(_bare(candidate.expected_micros), look),
-        Span(_bare(candidate.slow_micros), look),
+        Span(_format_bare_amount(candidate.expected_micros), look),
+        Span(_format_bare_amount(candidate.slow_micros), look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
-        Span(_reach(candidate), look),
-        _last(candidate),
+        Span(_format_reach(candidate), look),
+        _describe_end(candidate),
     ]
 
 
@@ -165,7 +165,7 @@ def _time(candidate: Candidate, end_s: int | None) -> str:
     return UNKNOWN if seconds is None else format_duration(seconds)
 
 
-def _last(candidate: Candidate) -> Span:
+def _describe_end(candidate: Candidate) -> Span:
     """Return what ends the machine, or why it cannot be rented, in one or two words."""
     is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
     if candidate.finishes or is_for_hours:
@@ -179,9 +179,9 @@ def _last(candidate: Candidate) -> Span:
     return Span(_OBSTACLES.get(candidate.obstacle) or candidate.why_not or "does not finish", "dim")
 
 
-def _word(candidate: Candidate) -> str:
+def _legend_key(candidate: Candidate) -> str:
     """Return the key of the last column's word in the legend."""
-    return "consent" if candidate.needs_consent else candidate.obstacle or _last(candidate).text
+    return "consent" if candidate.needs_consent else candidate.obstacle or _describe_end(candidate).text
 
 
 def guard_words(offer: Offer) -> Span:
@@ -211,13 +211,13 @@ def _speed(estimate: Estimate) -> str:
     return f"{first}{name}" if first == last else f"{first}-{last}{name}"
 
 
-def _reach(candidate: Candidate) -> str:
+def _format_reach(candidate: Candidate) -> str:
     """Return the share of the run's steps that the cap or --hours pays for; UNKNOWN if it pays for all."""
     reach = candidate.reach
     is_part = not candidate.finishes and reach is not None and reach.step < reach.steps
     return f"{100 * reach.step // reach.steps}%" if is_part and reach else UNKNOWN
 
 
-def _bare(amount: Micros | None) -> str:
+def _format_bare_amount(amount: Micros | None) -> str:
     """Return an amount without the dollar sign, which is in the column's heading."""
     return UNKNOWN if amount is None else format_usd(amount).replace("$", "")

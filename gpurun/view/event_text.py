@@ -127,29 +127,29 @@ def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
     typed = record.typed
     if isinstance(typed, NewerEvent):
         return f"{record.event}, which is unknown here: a newer gpurun wrote it"
-    return _tell(typed, terms)
+    return _describe_event(typed, terms)
 
 
-def _tell(event: JournalEvent, terms: JobTerms) -> str:
+def _describe_event(event: JournalEvent, terms: JobTerms) -> str:
     match event:
         case RunOpened(recipe=recipe, provider=provider):
-            return f"run opened: {_line(recipe)} on {_line(provider)}"
+            return f"run opened: {_as_one_line(recipe)} on {_as_one_line(provider)}"
         case StageIntended(url=url, bytes=size):
             amount = "" if size is None else f"{format_bytes(size)} "
-            return f"uploading {amount}to {_line(url) or 'the bucket'} before anything is rented"
+            return f"uploading {amount}to {_as_one_line(url) or 'the bucket'} before anything is rented"
         case StageObserved(url=url):
             there, sent = event.there_bytes or 0, event.sent_bytes or 0
-            return f"in {_line(url or 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
+            return f"in {_as_one_line(url or 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
         case CreateIntended():
-            return _asked(event)
+            return _describe_create_request(event)
         case CreateObserved(instance=instance):
-            return f"the machine exists: {_line(instance.id)}"
+            return f"the machine exists: {_as_one_line(instance.id)}"
         case CreateRefused(message=message, reason=reason):
-            return f"no machine was made: {_line(message or reason)}"
+            return f"no machine was made: {_as_one_line(message or reason)}"
         case CreateUnknown(message=message):
-            return f"no clear answer; looking for the machine by its token: {_line(message)}"
+            return f"no clear answer; looking for the machine by its token: {_as_one_line(message)}"
         case ReadyObserved():
-            return _ready(event)
+            return _describe_ready(event)
         case ShipIntended():
             return "uploading code and data"
         case ShipObserved(bytes=size, files=files):
@@ -162,16 +162,16 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
         case RateObserved():
             return tell_rate(event, terms)
         case TrainObserved():
-            return _ended(event, terms)
+            return _describe_end(event, terms)
         case StopRequested(how=how, by=by):
-            return f"asked to {how} by {_line(by) or 'you'}"
+            return f"asked to {how} by {_as_one_line(by) or 'you'}"
         case CollectIntended():
             return f"bringing the {terms.files} home"
         case FilesBrought():
-            return _collected(event)
+            return _describe_collected(event)
         case HoldIntended(until_wall=until_wall, message=message):
             until = UNKNOWN if number(until_wall) is None else local_minute(until_wall, now=until_wall)
-            return f"the machine is held until {until}: {_line(message)}"
+            return f"the machine is held until {until}: {_as_one_line(message)}"
         case HoldObserved(how=how):
             why = {"home": "all missing files are at home", "gone": "it no longer runs", "over": "its time is over"}
             return f"the machine is no longer held: {why.get(how, 'it was ended')}"
@@ -180,9 +180,9 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
         case DestroyAsked(attempt=attempt, taken=True):
             return f"destroy requested, attempt {attempt}"
         case DestroyAsked(attempt=attempt, answer=answer):
-            return f"no destroy request was accepted, attempt {attempt}: {_line(answer)}"
+            return f"no destroy request was accepted, attempt {attempt}: {_as_one_line(answer)}"
         case DeathRead(state=state):
-            return f"read back: {_line(state)}"
+            return f"read back: {_as_one_line(state)}"
         case DeathProven(teardown=teardown, reads=reads):
             how = _TEARDOWNS.get(teardown, "proven gone")
             return f"{how} ({reads} {'read' if reads == 1 else 'reads'})"
@@ -193,13 +193,13 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
         case SalvageIntended():
             return "downloading what the machine has put into the bucket"
         case StepFailed(step=step, message=message, code=code):
-            return f"{_STEPS.get(step, _line(step))} failed: {_line(message or code)}"
+            return f"{_STEPS.get(step, _as_one_line(step))} failed: {_as_one_line(message or code)}"
         case Incident(message=message, code=code):
-            return _line(message or code)
+            return _as_one_line(message or code)
         case LegPlanned():
-            return _leg(event)
+            return _describe_leg(event)
         case ReceiptObserved(seq=seq, sha256=sha256):
-            return f"receipt #{seq} {short_hash(_line(sha256))}"
+            return f"receipt #{seq} {short_hash(_as_one_line(sha256))}"
         case RunClosed(exit_code=exit_code):
             return f"closed, exit {int(exit_code)}"
         case JournalRepaired():
@@ -236,20 +236,20 @@ _STEPS = {
 }
 
 
-def _ready(ready: ReadyObserved) -> str:
+def _describe_ready(ready: ReadyObserved) -> str:
     """Return a clause about a machine that answers; for several nodes, also their number and the speed between them."""
     network, others = ready.network or {}, ready.not_passed
     if others:
         names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
         alone = ready.model_copy(update={"not_passed": []})
-        return f"{_ready(alone)}; not passed on to the job (--pass-env): {safe_line(names)}"
+        return f"{_describe_ready(alone)}; not passed on to the job (--pass-env): {safe_line(names)}"
     if not isinstance(nodes := network.get("nodes"), list):
         return "the machine answers"
     rate = number(network.get("gigabytes_per_s"))
     return f"all {len(nodes)} nodes answer" + (f", {rate:.2g} GB/s between them" if rate is not None else "")
 
 
-def _leg(leg: LegPlanned) -> str:
+def _describe_leg(leg: LegPlanned) -> str:
     """Return where a moved run continues: its checkpoint, its machine and the remaining money; and why it moved."""
     start = f"from step {format_whole(leg.step)}" if leg.step else "from the beginning"
     again = leg.reached - leg.step
@@ -257,30 +257,30 @@ def _leg(leg: LegPlanned) -> str:
     caps = [format_usd(Micros(leg.left_micros))] if leg.left_micros is not None else []
     caps += [f"{leg.left_gpu_hours:.2f} GPU-hours"] if leg.left_gpu_hours is not None else []
     left = f"the cap has {' and '.join(caps)} left"
-    why = f"; the last machine: {_line(leg.why)}" if leg.why else ""
+    why = f"; the last machine: {_as_one_line(leg.why)}" if leg.why else ""
     return f"leg {leg.number}: the run continues {start} on another machine{twice}; {left}{why}"
 
 
-def _ended(end: TrainObserved, terms: JobTerms) -> str:
+def _describe_end(end: TrainObserved, terms: JobTerms) -> str:
     """Return how the work ended, with its reason, and the record's message if the work failed or was lost."""
-    outcome, reason = _line(end.outcome), _line(end.reason)
+    outcome, reason = _as_one_line(end.outcome), _as_one_line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
-    why = _line(end.message) if is_worded else ""
+    why = _as_one_line(end.message) if is_worded else ""
     ended = f"{terms.work} ended: {outcome}" + (f" ({reason})" if reason not in ("", outcome) else "")
     return f"{ended}: {why}" if why else ended
 
 
-def _asked(intent: CreateIntended) -> str:
+def _describe_create_request(intent: CreateIntended) -> str:
     """Return which offer is requested, and its price, as far as the record has them. An older gpurun recorded less."""
-    offer, asked = intent.offer, f"asking {_line(intent.provider)} for"
+    offer, asked = intent.offer, f"asking {_as_one_line(intent.provider)} for"
     if not whole(offer.get("gpu_count")):
         return f"{asked} a machine"
-    region = _line(str(offer.get("region") or ""))
+    region = _as_one_line(str(offer.get("region") or ""))
     where = f" in {region}" if region not in ("", "any") else ""
     spot = ", spot" if offer.get("spot") is True else ""
     rate = Micros(intent.rate_micros_per_hour)
     price = f" at {format_rate(rate)}" if rate > 0 else ""
-    gpu = _line(str(offer.get("gpu") or "GPU"))
+    gpu = _as_one_line(str(offer.get("gpu") or "GPU"))
     cards = format_cards(gpu, whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
     return f"{asked} {cards}{where}{spot}{price}"
 
@@ -307,7 +307,7 @@ def tell_pace(rate: RateObserved) -> str:
     return f"{number(rate.step_s) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 
 
-def _collected(downloaded: FilesBrought) -> str:
+def _describe_collected(downloaded: FilesBrought) -> str:
     missing = downloaded.missing
     here = downloaded.listed["files"] if downloaded.listed else len(downloaded.files)
     lost = ""
@@ -323,7 +323,7 @@ def _collected(downloaded: FilesBrought) -> str:
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     """Return one line for a trainer's event. For an unknown kind, the line has only its name."""
     if isinstance(event, StartEvent):
-        return _start(event)
+        return _describe_start(event)
     if isinstance(event, TrialEvent):
         return trial_words(event)
     steps = (event.steps if isinstance(event, StepEvent) else None) or steps
@@ -347,22 +347,22 @@ def _event_words(event: TrainerEvent, steps: int | None) -> str:
         case CheckpointEvent():
             return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
         case SampleEvent():
-            return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
+            return f"sample “{clip(_as_one_line(event.prompt), 40)}” → “{clip(_as_one_line(event.text or ''), 100)}”"
         case AlertEvent():
-            return f"warning {event.code}: {_line(event.message)}"
+            return f"warning {event.code}: {_as_one_line(event.message)}"
         case OutputsEvent():
             left = event.published
             return f"left {format_files(left.files)} ({format_bytes(left.bytes)})" if left.files else "left no files"
         case StopEvent():
             ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
-            return f"{ended}: {_line(event.message)}" if event.message else ended
+            return f"{ended}: {_as_one_line(event.message)}" if event.message else ended
     if event.kind == "removed":
         names = event.said.get("names")
         return f"{format_files(len(names) if isinstance(names, list) else 0)} of the upload were deleted there"
     if event.kind == "clone":
-        return f"cloned, at commit {short_hash(_line(str(event.said.get('commit'))))}"
+        return f"cloned, at commit {short_hash(_as_one_line(str(event.said.get('commit'))))}"
     if event.kind == "output":
-        name, size = _line(str(event.said.get("name") or "a file")), whole(event.said.get("bytes"))
+        name, size = _as_one_line(str(event.said.get("name") or "a file")), whole(event.said.get("bytes"))
         more = whole(event.said.get("files"))
         what = f"{format_files(more)} such as {readable_name(name)}" if more else f"{readable_name(name)}"
         return f"output {what} ({format_bytes(size or 0)}) is finished"
@@ -373,12 +373,12 @@ def trial_words(event: TrialEvent) -> str:
     """Return a line with a trial's state, step, result and settings."""
     settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
     result = "" if event.result is None else f", {format_loss(event.result)}"
-    why = f": {_line(event.why)}" if event.why else ""
+    why = f": {_as_one_line(event.why)}" if event.why else ""
     at = "" if event.step is None or event.state == "running" else f" at step {format_whole(event.step)}"
     return f"trial {event.trial or 0:03d} {event.state}{at}{result}{why}  ({settings})"
 
 
-def _line(text: str) -> str:
+def _as_one_line(text: str) -> str:
     return safe_line(text.replace("\n", " "))
 
 
@@ -396,7 +396,7 @@ def metrics(event: StepEvent, steps: int | None) -> str:
     return "  ".join(parts)
 
 
-def _start(event: StartEvent) -> str:
+def _describe_start(event: StartEvent) -> str:
     named = f" ({event.cuda_name})" if event.cuda_name else ""
     parts = [f"device {event.device}{named}" if event.device else "started"]
     if event.parameters is not None:

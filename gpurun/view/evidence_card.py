@@ -46,7 +46,9 @@ def card_markdown(
     `more` are rows in addition to the receipt's. `quoted` are blocks of log lines.
     """
     predicate = receipt.predicate
-    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first(predicate, platform), *more])
+    rows = "".join(
+        f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first_rows(predicate, platform), *more]
+    )
     head = f"# Evidence card: {escape_markdown(predicate['run'])}\n\n| | |\n| --- | --- |\n{rows}\n"
     page = receipt_markdown(receipt, shutdown=shutdown).replace("# Receipt", "## Receipt", 1)
     blocks = [line for title, lines in quoted for line in ("", *literal_block(title, lines))]
@@ -64,7 +66,7 @@ def card_html(
 ) -> str:
     """Return the card as one HTML page without scripts or links. It begins with the curve of its `losses`."""
     predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
-    pairs = [*_first(predicate, platform), *more, *card_pairs(receipt, shutdown)]
+    pairs = [*_first_rows(predicate, platform), *more, *card_pairs(receipt, shutdown)]
     for _, files in file_rows(predicate):
         pairs += [(name, f"sha256 {sha256}" if sha256 else "") for name, sha256 in files]
     rows = "".join(tag("tr", tag("th", escape_line(name)) + tag("td", escape_line(text))) for name, text in pairs)
@@ -108,7 +110,7 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def _first(predicate: Predicate, platform: str) -> list[tuple[str, str]]:
+def _first_rows(predicate: Predicate, platform: str) -> list[tuple[str, str]]:
     """Return the rows of a card that precede its receipt."""
     challenge = predicate["asked"].get("challenge", "")
     verdict = predicate["verdict"]

@@ -65,14 +65,14 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(row.where, look),
         Span(state, look),
         Span("" if row.step is None else f"{row.step}/{row.steps}" if row.steps else f"{row.step}", look),
-        Span(_began(row, now), look),
-        Span(_amount(row.spent_micros, row.spent_is), look),
-        Span(_amount(row.worst_micros), look),
-        Span(_dies(row, now), look),
+        Span(_format_beginning(row, now), look),
+        Span(_format_amount(row.spent_micros, row.spent_is), look),
+        Span(_format_amount(row.worst_micros), look),
+        Span(_format_death(row, now), look),
     ]
 
 
-def _began(row: RunRow, now: float) -> str:
+def _format_beginning(row: RunRow, now: float) -> str:
     """Return how long ago an open run began; for a closed run, the date on which it began."""
     if row.started_wall is None:
         return UNKNOWN
@@ -84,7 +84,7 @@ def _began(row: RunRow, now: float) -> str:
     )
 
 
-def _dies(row: RunRow, now: float) -> str:
+def _format_death(row: RunRow, now: float) -> str:
     if row.dies_wall is None:
         return row.dies_by or UNKNOWN
     left = row.dies_wall - now
@@ -92,7 +92,7 @@ def _dies(row: RunRow, now: float) -> str:
     return f"{when} · {row.dies_by}" if row.dies_by else when
 
 
-def _amount(amount: Micros | None, figure: Figure = Figure.MEASURED) -> str:
+def _format_amount(amount: Micros | None, figure: Figure = Figure.MEASURED) -> str:
     return UNKNOWN if amount is None else format_figure(amount, figure)
 
 

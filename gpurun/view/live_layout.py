@@ -231,7 +231,7 @@ def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
     """Return the loss curve and, if there is room beside it, the speed, the memory and the device."""
     if len(screen.losses.points) < 2 or height < 4:
         return []
-    side = _side(screen, style) if style.width >= _WIDE else []
+    side = _draw_side_figures(screen, style) if style.width >= _WIDE else []
     width = min(style.width - 3 - (_SIDE if side else 0), 110)
     marks = screen.validation.points
     rows = line_chart(screen.losses.points, width=width, height=height, marks=marks, unicode=style.unicode)
@@ -242,7 +242,7 @@ def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
     return lines
 
 
-def _side(screen: Screen, style: Style) -> list[Line]:
+def _draw_side_figures(screen: Screen, style: Style) -> list[Line]:
     lines: list[Line] = []
     speeds = list(screen.speeds)
     if speeds:
@@ -298,11 +298,11 @@ def _money(screen: Screen, style: Style, now: float) -> list[Line]:
     if plan.worst_micros:
         parts.append(line(f"worst {format_usd(screen.worst_micros)}"))
     if plan.cap_micros is not None:
-        parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_used(spent, plan.cap_micros, style)))
+        parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_draw_used_share(spent, plan.cap_micros, style)))
     return flow(parts, style, gap=" · ", indent=_LABEL, first=head)
 
 
-def _used(spent: Micros, cap: Micros, style: Style) -> Line:
+def _draw_used_share(spent: Micros, cap: Micros, style: Style) -> Line:
     percent = percent_of(spent, cap)
     full, empty = bar(percent / 100, 20 if style.width >= 80 else 8)
     look = "bad" if percent > 100 else "warn" if percent >= 80 else "good"
@@ -331,7 +331,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
     newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
     parts: list[Line] = []
     if newest is not None and (home is None or newest > home):
-        parts.append(line(f"step {format_whole(newest)}, ", _away(screen, now)))
+        parts.append(line(f"step {format_whole(newest)}, ", _describe_newest_checkpoint(screen, now)))
     if home is not None:
         parts.append(line(f"step {format_whole(home)}, here ", Span("✔", "good"), " digests match"))
     if newest is None and home is None and screen.home_files:
@@ -342,7 +342,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
     return flow(parts, style, gap=" · ", indent=_LABEL, first=line(Span(" saved", "dim"))) if parts else []
 
 
-def _away(screen: Screen, now: float) -> Span:
+def _describe_newest_checkpoint(screen: Screen, now: float) -> Span:
     """Return where the newest checkpoint is if it was not downloaded: still on the machine, or lost with it."""
     if screen.phases["destroy"].ended is not None:
         return Span("did not come home", "bad")

@@ -140,12 +140,12 @@ class Screen:
             self.gpu_use.append(float(gpus.use_percent))
         for record in records:
             self._records.append(record)
-            self._record(record)
+            self._apply_record(record)
             self.story = tell_record(record, self.terms)
             if is_alarming(record) and str(record.event) != "rate.observed":  # A measured rate has its own line.
                 self.alarm = self.story
         for event in events:
-            self._event(event)
+            self._apply_event(event)
         self.log.extend(shown for entry in log_lines if (shown := safe_line(entry)))
 
     @property
@@ -188,7 +188,7 @@ class Screen:
         """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines."""
         return total(self.spent_before, self.plan.worst_micros)
 
-    def _take(self, intent: CreateIntended) -> None:
+    def _switch_offer(self, intent: CreateIntended) -> None:
         """Switch to the approved offer that is requested now, because the offers before it were not available."""
         taken = next(
             (candidate for candidate in self.plan.approved if candidate.offer.model_dump(mode="json") == intent.offer),
@@ -202,7 +202,7 @@ class Screen:
         if taken is not None:
             self.plan = self.plan.with_chosen(taken)
 
-    def _record(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         name, wall = str(record.event), record.wall
         if name in BEGINS:
             self.phase = BEGINS[name]
@@ -214,7 +214,7 @@ class Screen:
             case RunOpened():
                 self.opened_wall = self.opened_wall or wall
             case CreateIntended() as intent:
-                self._take(intent)
+                self._switch_offer(intent)
                 self.deadline_wall = float(intent.deadline_wall)
                 self.queued = intent.lease if intent.lease.queue_s else None
             case ReadyObserved(instance=machine) if self.queued is not None and machine is not None:
@@ -248,19 +248,19 @@ class Screen:
                 self.closed_wall = wall
                 self.exit_code = int(exit_code)
 
-    def _event(self, event: TrainerEvent) -> None:
+    def _apply_event(self, event: TrainerEvent) -> None:
         match event:
             case StartEvent():
                 self.start = event
             case StepEvent(step=int(step)):
                 self.step = event
-                self._point(self.losses, step, event.loss)
+                self._add_point(self.losses, step, event.loss)
                 if event.tokens_per_s is not None:
                     self.speeds.append(event.tokens_per_s)
             case EvaluationEvent():
                 self.evaluation = event
                 if event.step is not None:
-                    self._point(self.validation, event.step, event.val_loss)
+                    self._add_point(self.validation, event.step, event.val_loss)
             case CheckpointEvent(step=int()):
                 self.checkpoint = event
             case TrialEvent(trial=int(number)) if number in self.trials or len(self.trials) < _MOST_TRIALS:
@@ -272,7 +272,7 @@ class Screen:
             case TrainerEvent(kind="output"):
                 self.output = safe_line(str(event.said.get("name", "a file"))), whole(event.said.get("bytes")) or 0
 
-    def _point(self, series: Series, step: int, value: float | None) -> None:
+    def _add_point(self, series: Series, step: int, value: float | None) -> None:
         if value is not None:
             series.add(float(step), value)
 

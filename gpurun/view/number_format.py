@@ -49,15 +49,15 @@ def format_files(number: int) -> str:
 
 def format_count(number: float) -> str:
     """Return a count in short form: `960`, `112 k`, `124 M`, `2.5 B`, `1.3 T`."""
-    return _scaled(number, 1000.0, ("", " k", " M", " B", " T"))
+    return _format_scaled(number, 1000.0, ("", " k", " M", " B", " T"))
 
 
 def format_bytes(number: float) -> str:
     """Return a size in decimal units: `512 B`, `450 kB`, `3.1 GB`."""
-    return _scaled(number, 1000.0, (" B", " kB", " MB", " GB", " TB", " PB"))
+    return _format_scaled(number, 1000.0, (" B", " kB", " MB", " GB", " TB", " PB"))
 
 
-def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
+def _format_scaled(number: float, base: float, units: tuple[str, ...]) -> str:
     """Return the number in the largest unit in which it is at least 1; with one decimal if that is below 10.
 
     The first unit has no decimals.

@@ -63,25 +63,27 @@ class PlainView:
     ) -> list[str]:
         """Return the lines to print for new records and events, in time order, and for the current transfer."""
         lines: list[str] = []
-        self._refill(now)
+        self._refill_allowance(now)
         events = [event for event in events if not (isinstance(event, TrialEvent) and event.is_under_way)]
         others = sum(not isinstance(event, (StepEvent, *_ALWAYS)) for event in events)
         self._to_skip = max(0, others - max(0, int(self._allowance)))
-        from_records = ((record.wall, partial(self._tell, record)) for record in records)
-        from_events = ((_wall(event, now), partial(self._hear, event, now)) for event in events)
+        from_records = ((record.wall, partial(self._record_lines, record)) for record in records)
+        from_events = ((_wall_of_event(event, now), partial(self._event_lines, event, now)) for event in events)
         for _, tell in merge(from_records, from_events, key=itemgetter(0)):
             lines += tell()
-        lines += self._metric(now)
+        lines += self._release_if_due(now)
         if moving is not None and moving.seconds >= _WORTH_S and self._is_due(moving, now):
-            lines.append(self._line(now, self._phase, moving_words(moving)))
+            lines.append(self._stamp_line(now, self._phase, moving_words(moving)))
             self._moving_wall, self._boot_words = now, moving.words
         if self._allowance >= 1:
-            lines += self._gap(now)
+            lines += self._report_left_out(now)
         if lines or self._line_wall is None or now < self._line_wall:
             self._line_wall = now
         elif now - self._line_wall >= self._heartbeat_s:
             words = f"still working; nothing new for {format_duration(now - self._line_wall)}"
-            lines.append(self._line(now, self._phase, f"still no answer: {self._silence}" if self._silence else words))
+            lines.append(
+                self._stamp_line(now, self._phase, f"still no answer: {self._silence}" if self._silence else words)
+            )
             self._line_wall = now
         return lines
 
@@ -92,19 +94,22 @@ class PlainView:
 
     def rest(self, now: float) -> list[str]:
         """Return the lines to print when the output ends: the last step, and how many lines were left out."""
-        return [*self._release(now), *self._gap(now)]
+        return [*self._release_step(now), *self._report_left_out(now)]
 
-    def _tell(self, record: Record) -> list[str]:
+    def _record_lines(self, record: Record) -> list[str]:
         name = str(record.event)
         self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
         code = record.typed.code if isinstance(record.typed, Incident) else ""
         if code in (SILENT, HEARD) or name == "train.observed":
             self._silence = tell_record(record, self._terms) if code == SILENT else ""
         mark = "! " if is_alarming(record) else ""
-        return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
+        return [self._stamp_line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 
-    def _hear(self, event: TrainerEvent, now: float) -> list[str]:
-        """Keep the latest step for `_metric`. Show it before a stop event, so that the last figures are not lost."""
+    def _event_lines(self, event: TrainerEvent, now: float) -> list[str]:
+        """Keep the latest step for `_release_if_due`.
+
+        Show it before a stop event, so that the last figures are not lost.
+        """
         if isinstance(event, StepEvent):
             self._held = event
             return []
@@ -112,40 +117,40 @@ class PlainView:
             self._steps = event.steps
         lines: list[str] = []
         if isinstance(event, StopEvent):
-            lines += self._release(now)
+            lines += self._release_step(now)
         is_always = isinstance(event, _ALWAYS)
         if self._allowance <= -_BURST if is_always else self._to_skip:
             self._to_skip -= not is_always
             self._left_out += 1
             return lines
         self._allowance -= 1
-        wall = _wall(event, now)
-        return [*lines, *self._gap(wall), self._line(wall, "run", tell_event(event, self._steps))]
+        wall = _wall_of_event(event, now)
+        return [*lines, *self._report_left_out(wall), self._stamp_line(wall, "run", tell_event(event, self._steps))]
 
-    def _gap(self, wall: float) -> list[str]:
+    def _report_left_out(self, wall: float) -> list[str]:
         """Report once how many lines were left out since the last line."""
         count, self._left_out = self._left_out, 0
-        return [self._line(wall, "run", f"{count} lines of {self._terms.worker} left out")] if count else []
+        return [self._stamp_line(wall, "run", f"{count} lines of {self._terms.worker} left out")] if count else []
 
-    def _metric(self, now: float) -> list[str]:
+    def _release_if_due(self, now: float) -> list[str]:
         due = now - self._metric_wall >= self._metric_period_s or now < self._metric_wall
-        return self._release(now) if due else []
+        return self._release_step(now) if due else []
 
-    def _release(self, now: float) -> list[str]:
+    def _release_step(self, now: float) -> list[str]:
         if self._held is None:
             return []
         event, self._held, self._metric_wall = self._held, None, now
-        return [self._line(_wall(event, now), "run", tell_event(event, self._steps))]
+        return [self._stamp_line(_wall_of_event(event, now), "run", tell_event(event, self._steps))]
 
-    def _refill(self, now: float) -> None:
+    def _refill_allowance(self, now: float) -> None:
         since = now - self._allowance_wall if self._allowance_wall is not None else 0.0
         self._allowance = min(float(_BURST), self._allowance + max(0.0, since) * _LINES_PER_S)
         self._allowance_wall = now
 
-    def _line(self, wall: float, phase: str, text: str) -> str:
+    def _stamp_line(self, wall: float, phase: str, text: str) -> str:
         stamp = utc(wall)[:19] + "Z"
         return render([line(f"{stamp}  {phase:<9}  {text}")], self._style)
 
 
-def _wall(event: TrainerEvent, otherwise: float) -> float:
+def _wall_of_event(event: TrainerEvent, otherwise: float) -> float:
     return event.wall if event.wall is not None else otherwise

@@ -150,7 +150,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
         worst.append(f"if {offer.provider} does not end it in time, {hourly} more until it does")
     if not plan.job.is_estimated:
         return [("Worst case", worst)]
-    return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
+    return [("Expected", [format_usd(plan.expected_micros), *_reach_of_part(plan)]), ("Worst case", worst)]
 
 
 def _cap(plan: Plan) -> list[Cell]:
@@ -161,7 +161,7 @@ def _cap(plan: Plan) -> list[Cell]:
     return [f"cap {format_usd(plan.cap_micros)}{place}"]
 
 
-def _part(plan: Plan) -> list[Cell]:
+def _reach_of_part(plan: Plan) -> list[Cell]:
     """Return the last step that the run reaches, if --hours is too short for all its steps."""
     chosen = next((candidate for candidate in plan.candidates if candidate.offer == plan.offer), None)
     if chosen is None or chosen.reach is None or chosen.finishes:

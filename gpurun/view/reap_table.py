@@ -49,7 +49,7 @@ def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
     """Yield what to do about each machine that may be billed unattended, or what was done about it."""
     for orphan in found:
         who = safe_line(f"{orphan.instance.provider} {orphan.instance.id}")
-        ends = f"gpurun reap {_flags(orphan.owner)}"
+        ends = f"gpurun reap {_reap_flags(orphan.owner)}"
         if orphan.fate == "no deadline":
             most = f"{LONGEST_LEASE_S / 3600:.0f} h"
             yield (
@@ -64,7 +64,7 @@ def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
 
 
 def _cells(found: Orphan | Stray, now: float) -> list[Cell]:
-    owner, flags, rate, created_wall = found.owner, _flags(found.owner), None, None
+    owner, flags, rate, created_wall = found.owner, _reap_flags(found.owner), None, None
     thing: Instance | Leftover
     if isinstance(found, Orphan):
         thing, state, action = found.instance, str(found.instance.state), _ACTIONS[found.fate].format(flags=flags)
@@ -89,5 +89,5 @@ def _cells(found: Orphan | Stray, now: float) -> list[Cell]:
     ]
 
 
-def _flags(owner: Owner) -> str:
+def _reap_flags(owner: Owner) -> str:
     return "--destroy" if owner.is_here else "--destroy --anyones"

@@ -57,7 +57,7 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     }
     title, chain = Span(f"#{predicate['seq']:04d}  ", "title"), Span(f"sha256 {short_hash(receipt.sha256)}  ", "dim")
     right = line(title, chain, mark[signature_word(receipt)])
-    lines = [line(), *_headed(line("  ", Span(f"Receipt {predicate['run']}", "title")), right, style), line()]
+    lines = [line(), *_draw_title(line("  ", Span(f"Receipt {predicate['run']}", "title")), right, style), line()]
     pairs = receipt_pairs(predicate, now=now, shutdown=shutdown, then=then)
     lines += fields([(name, parts) for name, parts in pairs if parts], style)
     if trials := predicate["training"].get("trials"):
@@ -114,7 +114,7 @@ def cost_label(predicate: Predicate) -> str:
     return predicate["cost"]["is"] if is_plain else says or predicate["cost"]["is"]
 
 
-def _headed(title: Line, right: Line, style: Style) -> list[Line]:
+def _draw_title(title: Line, right: Line, style: Style) -> list[Line]:
     """Return title and number in one line; in two lines if the title would be cut."""
     if count_cells(title) + 2 + count_cells(spell(span, style) for span in right) <= style.width:
         return [spread(title, right, style)]
@@ -127,20 +127,20 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
     name, ending, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
     closed = Span(shutdown, "bad" if shutdown.startswith("SHUTDOWN NOT") else "good")
     proofs = predicate["teardown"]["evidence"]
-    evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
-    chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
+    evidence = _format_digest("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
+    chain = _format_digest("after", prev) if prev.strip("0") else "the first receipt of this home"
     terms = terms_in(predicate)
     whose = predicate["asked"].get("trainer", "trainer") if terms.has_model else "folder"
-    trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
+    trained = [_format_digest(whose, digests["trainer"]), _format_digest("data", digests["data"])]
     incidents = [f"{incident['code']}: {incident['message']}" for incident in predicate["incidents"]]
     return [
-        (terms.label, [_recipe(predicate), *_variables(predicate), _hashed("sha256", digests["recipe"])]),
+        (terms.label, [_recipe(predicate), *_variables(predicate), _format_digest("sha256", digests["recipe"])]),
         ("Shipped", [*trained, f"by gpurun {predicate['gpurun']['version']}"]),
         ("Sent", _sent(predicate)),
         ("Imported", _imported(predicate)),
         ("Instance", [_instance(predicate["instance"])] if "imported" not in predicate["asked"] else []),
         ("Machine", _machine(predicate)),
-        ("Timeline", [f"{step} {_when(wall, now)}" for step, wall in times_of(predicate)]),
+        ("Timeline", [f"{step} {_format_time(wall, now)}" for step, wall in times_of(predicate)]),
         ("Runtime", _runtime(predicate)),
         ("Paid time", _phases(predicate["runtime"], terms.doing, is_of_one="legs" not in predicate)),
         ("In training", _in_training(predicate["runtime"]) if terms.has_model else []),
@@ -163,7 +163,7 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
     ]
 
 
-def _hashed(word: str, digest: str) -> str:
+def _format_digest(word: str, digest: str) -> str:
     return f"{word} {short_hash(digest)}" if digest else ""
 
 
@@ -175,7 +175,7 @@ def times_of(predicate: Predicate) -> list[tuple[str, float | None]]:
     return [(words[name], known[name].timestamp() if name in known else None) for name in _TIMES]
 
 
-def _when(wall: float | None, now: float) -> str:
+def _format_time(wall: float | None, now: float) -> str:
     return UNKNOWN if wall is None else local_time(wall, now=now)
 
 
@@ -252,7 +252,7 @@ def _imported(predicate: Predicate) -> list[Cell]:
         return []
     by = f"made by gpurun {imported['gpurun_version']}"
     place = f"from a notebook on {imported['platform']}, as it reported"
-    return [place, by, _hashed("evidence", imported["evidence_sha256"])]
+    return [place, by, _format_digest("evidence", imported["evidence_sha256"])]
 
 
 def _machine(predicate: Predicate) -> list[Cell]:

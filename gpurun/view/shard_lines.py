@@ -32,11 +32,14 @@ def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
     """Return the folder's name, then one row for each fact."""
     found = data.found
     rows = [
-        ("train", f"{format_whole(found.train_tokens)} tokens{_in_shards(data, 'train')}"),
-        ("held out", f"{format_whole(found.val_tokens)} tokens{_in_shards(data, 'val')}{_share(data)}"),
+        ("train", f"{format_whole(found.train_tokens)} tokens{_format_shard_count(data, 'train')}"),
+        (
+            "held out",
+            f"{format_whole(found.val_tokens)} tokens{_format_shard_count(data, 'val')}{_format_val_share(data)}",
+        ),
         ("tokeniser", f"{found.tokenizer}, {format_whole(found.vocab_size)} ids, {short_hash(found.tokenizer_sha256)}"),
         ("on disk", format_bytes(found.bytes)),
-        ("made of", _source(data.source)),
+        ("made of", _describe_source(data.source)),
     ]
     if data.eot:
         places = {"before": "before each document", "after": "after each document", "none": "none"}
@@ -64,17 +67,17 @@ def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: 
     return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(parts))
 
 
-def _in_shards(data: DataFigures, split: str) -> str:
+def _format_shard_count(data: DataFigures, split: str) -> str:
     count = data.shards.get(split, 0)
     return f" in {format_whole(count)} {'shard' if count == 1 else 'shards'}" if count else ""
 
 
-def _share(data: DataFigures) -> str:
+def _format_val_share(data: DataFigures) -> str:
     every = data.found.train_tokens + data.found.val_tokens
     return f" ({100 * data.found.val_tokens / every:.2f} %)" if every else ""
 
 
-def _source(source: Mapping[str, Any]) -> str:
+def _describe_source(source: Mapping[str, Any]) -> str:
     parts = [str(source.get("kind", "shards"))]
     if (documents := whole(source.get("documents"))) is not None:
         parts.append(f"{format_whole(documents)} documents")

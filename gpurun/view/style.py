@@ -36,9 +36,9 @@ def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str]
     environment = os.environ if environment is None else environment
     on_terminal = _is_terminal(stream)
     dumb = environment.get("TERM", "") in ("dumb", "unknown")
-    plain = dumb or bool(environment.get("NO_COLOR")) or _locale(environment) in ("C", "POSIX")
+    plain = dumb or bool(environment.get("NO_COLOR")) or _find_locale(environment) in ("C", "POSIX")
     colored = color == "always" or (color == "auto" and on_terminal and not plain)
-    width, height = _size(stream, environment, on_terminal)
+    width, height = _measure_size(stream, environment, on_terminal)
     return Style(
         width=max(_NARROWEST, width),
         height=height,
@@ -56,14 +56,14 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _locale(environment: Mapping[str, str]) -> str:
+def _find_locale(environment: Mapping[str, str]) -> str:
     """Return the locale that determines the character set, by POSIX precedence; "" if none is set."""
     return environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
 
 
 def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Return whether the symbols can be shown. The locale counts too: Python writes UTF-8 even under `LC_ALL=C`."""
-    if _locale(environment) in ("C", "POSIX"):
+    if _find_locale(environment) in ("C", "POSIX"):
         return False
     try:
         SYMBOLS.encode(getattr(stream, "encoding", None) or "ascii")
@@ -72,7 +72,7 @@ def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return True
 
 
-def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> tuple[int, int]:
+def _measure_size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> tuple[int, int]:
     """Return the number of columns and of lines."""
     columns, lines = (_WIDTH_OFF_TERMINAL, 24)
     if on_terminal:
@@ -80,9 +80,12 @@ def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> 
             columns, lines = os.get_terminal_size(stream.fileno())
         except (OSError, ValueError):
             columns, lines = (80, 24)
-    return (_whole(environment.get("COLUMNS")) or columns or 80, _whole(environment.get("LINES")) or lines or 24)
+    return (
+        _parse_small_integer(environment.get("COLUMNS")) or columns or 80,
+        _parse_small_integer(environment.get("LINES")) or lines or 24,
+    )
 
 
-def _whole(text: str | None) -> int:
+def _parse_small_integer(text: str | None) -> int:
     """Return the text as a positive integer of at most five digits; 0 if it is not one."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 6 else 0

@@ -35,7 +35,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], style: Styl
     nothing = ("", UNKNOWN, to_ascii(UNKNOWN))
     shown = [i for i in range(len(columns)) if not rows or any(r[i].text not in nothing for r in spelled)]
     widths = {i: max(cells(row[i].text) for row in [heading, *spelled]) for i in shown}
-    _fit(columns, widths, style.width - _INDENT)
+    _fit_columns(columns, widths, style.width - _INDENT)
     ellipsis = "…" if style.unicode else "..."
     lines: list[Line] = []
     for row in [heading, *spelled]:
@@ -47,7 +47,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], style: Styl
     return lines
 
 
-def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
+def _fit_columns(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
     """Drop columns until clipping free text is enough, then restore those for which there is room after all.
 
     If no further column can be dropped, the widest text is clipped.
@@ -71,10 +71,10 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
             widths[i] = width
     for i in [i for i in order if i in widths]:
         widths[i] = widths.pop(i)
-    _clip(columns, widths, excess(), slack)
+    _clip_columns(columns, widths, excess(), slack)
 
 
-def _clip(columns: Sequence[Column], widths: dict[int, int], excess: int, slack: Callable[[int], int]) -> None:
+def _clip_columns(columns: Sequence[Column], widths: dict[int, int], excess: int, slack: Callable[[int], int]) -> None:
     """Narrow columns by `excess` cells in total: columns of free text first, others only if that is not enough."""
     while excess > 0:
         texts = [i for i in widths if not columns[i].right and widths[i] > _NARROWEST]
@@ -109,7 +109,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
                 spans, started = [Span(" " * label)], False
             if started:
                 spans.append(dot)
-            for index, piece in enumerate(_broken(cell, style.width - label) if not started else [cell]):
+            for index, piece in enumerate(_break_at_blanks(cell, style.width - label) if not started else [cell]):
                 if index:
                     lines.append(tuple(spans))
                     spans = [Span(" " * label)]
@@ -120,7 +120,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
     return lines
 
 
-def _broken(cell: Span, room: int) -> list[Span]:
+def _break_at_blanks(cell: Span, room: int) -> list[Span]:
     """Return a part that is too long for one line, broken at blanks. A single long word stays whole."""
     pieces: list[str] = []
     for word in split_words(cell.text):

@@ -60,7 +60,7 @@ def line_chart(
     Points that are not finite are left out. The x axis runs from 0 to the largest x. Both ends of both axes are
     labelled.
     """
-    drawn, rings = _finite(points), _even_selection(_finite(marks))
+    drawn, rings = _select_finite(points), _even_selection(_select_finite(marks))
     y_axis = scale_of([y for _, y in (*drawn, *rings)])
     x_axis = Scale(0.0, max((x for x, _ in (*drawn, *rings)), default=1.0))
     labels = _y_labels(y_axis, height)
@@ -92,7 +92,7 @@ def bar(share: float, width: int) -> tuple[str, str]:
     return "█" * full, "░" * (width - full)
 
 
-def _finite(points: Sequence[Point]) -> list[Point]:
+def _select_finite(points: Sequence[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 

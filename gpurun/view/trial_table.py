@@ -42,7 +42,9 @@ class TrialLine:
 
 def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list[Line]:
     """Return the table in at most `most` lines: running trials, then the best, then a line that counts the rest."""
-    order = sorted(trials, key=lambda trial: (trial.state != "running", not trial.is_best, _key(trial), trial.number))
+    order = sorted(
+        trials, key=lambda trial: (trial.state != "running", not trial.is_best, _sort_key(trial), trial.number)
+    )
     room = max(1, most - 1)
     shown, left = (order, []) if len(order) <= room else (order[: max(1, room - 1)], order[max(1, room - 1) :])
     lines = table(_COLUMNS, [_cells(trial) for trial in shown], style)
@@ -53,14 +55,16 @@ def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list
     return lines[:most]
 
 
-def _key(trial: TrialLine) -> tuple[bool, bool, float]:
+def _sort_key(trial: TrialLine) -> tuple[bool, bool, float]:
     is_ranked = trial.loss is not None and trial.state in ("done", "stopped")
     return not is_ranked, trial.state != "done", trial.loss or 0.0
 
 
 def _cells(trial: TrialLine) -> list[Span]:
     of = f"/{format_whole(trial.steps)}" if trial.steps else ""
-    settings = ", ".join(f"{_short(name, trial.params)} {safe_line(value)}" for name, value in trial.params.items())
+    settings = ", ".join(
+        f"{_shorten_setting_name(name, trial.params)} {safe_line(value)}" for name, value in trial.params.items()
+    )
     return [
         Span(f"{trial.number:03d}"),
         Span(
@@ -75,7 +79,7 @@ def _cells(trial: TrialLine) -> list[Span]:
     ]
 
 
-def _short(name: str, names: Mapping[str, str]) -> str:
+def _shorten_setting_name(name: str, names: Mapping[str, str]) -> str:
     """Return the last part of a setting's name; the whole name if another name ends with the same part."""
     last = name.rpartition(".")[2]
     return safe_line(last if sum(other.rpartition(".")[2] == last for other in names) == 1 else name)

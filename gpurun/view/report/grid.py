@@ -18,14 +18,14 @@ def samples_section(runs: Sequence[RunMaterial]) -> str:
     prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.history.samples))
     if not prompts:
         return tag("p", "No samples were reported.", class_="note")
-    parts = [_prompt(prompt, runs, is_open=not place) for place, prompt in enumerate(prompts)]
+    parts = [_draw_prompt(prompt, runs, is_open=not place) for place, prompt in enumerate(prompts)]
     left_out = len({prompt_left for run in runs for prompt_left in run.history.prompts_left_out})
     if left_out:
         parts.append(tag("p", f"{left_out} more prompts are not shown.", class_="note"))
     return "".join(parts)
 
 
-def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
+def _draw_prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
     title = tag("q", escape_line(prompt)) if prompt else "an empty prompt"
     having = [(place, run) for place, run in enumerate(runs) if prompt in run.history.samples]
     columns = [run.history.samples[prompt].items for _, run in having]
@@ -59,10 +59,12 @@ def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str
     if sample is None:
         return tag("td", "", class_="none", data_label=run.run)
     text = f"<b>{escape_line(prompt)}</b>{lines_escaped(sample.lines)}"
-    return tag("td", tag("pre", text) + tag("small", escape_line(_when(sample, run, name))), data_label=run.run)
+    return tag(
+        "td", tag("pre", text) + tag("small", escape_line(_describe_sample(sample, run, name))), data_label=run.run
+    )
 
 
-def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
+def _describe_sample(sample: WrittenSample, run: RunMaterial, name: str) -> str:
     """Return the epoch and the validation loss of a sample, and its step if the row's name does not show it."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)

@@ -32,17 +32,22 @@ def runs_table(runs: Sequence[RunMaterial]) -> str:
 
 def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | None) -> str:
     mark, last = run.history.best, run.last
-    name = f"{swatch(place)}<b>{escape_line(run.run)}</b>{_small(_when(run))}"
+    name = f"{swatch(place)}<b>{escape_line(run.run)}</b>{_small(_describe_end_and_begin(run))}"
     is_best = mark is not None and mark.loss == best
     cells = (
-        escape_line(run.recipe) + _small(_what(run)),
+        escape_line(run.recipe) + _small(_describe_model_or_command(run)),
         escape_line(run.history.device or run.where) + _small(run.where if run.history.device else ""),
-        _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
-        _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
-        _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
+        _join_figure(UNKNOWN if run.train_s is None else format_duration(run.train_s))
+        + _small(_describe_rented_time(run)),
+        _join_figure(_format_amount(run.cost_micros)) + _small(_describe_cost(run)),
+        _join_figure(_format_count_or_unknown(last.tokens if last else None)) + _small(_describe_steps(run)),
         escape_line(format_loss(last.loss if last else None)),
-        (f"<b>{escape_line(format_loss(mark.loss))}</b>" if is_best and mark else escape_line(_loss(mark)))
-        + _small(_result_at(mark, run)),
+        (
+            f"<b>{escape_line(format_loss(mark.loss))}</b>"
+            if is_best and mark
+            else escape_line(_format_loss_or_unknown(mark))
+        )
+        + _small(_describe_result_at(mark, run)),
         _verdict(run),
     )
     first = tag("th", name, scope="row")
@@ -50,20 +55,20 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
     return f"<tr>{first}{rest}</tr>"
 
 
-def _when(run: RunMaterial) -> str:
+def _describe_end_and_begin(run: RunMaterial) -> str:
     """Return how a run ended, and when it began, in UTC."""
     began = f"{utc(run.began_wall)[:16].replace('T', ' ')} UTC" if run.began_wall else ""
     return " · ".join(filter(None, (run.state, began)))
 
 
-def _what(run: RunMaterial) -> str:
+def _describe_model_or_command(run: RunMaterial) -> str:
     """Return the size of a model, or the words of a command."""
     if not run.terms.has_model:
         return safe_line(shlex.join(run.argv))
     return "" if run.parameters is None else f"{format_count(run.parameters)} parameters"
 
 
-def _whole(figure: str) -> str:
+def _join_figure(figure: str) -> str:
     """Return a number with its unit, joined so that no line break separates them."""
     return tag("span", escape_line(figure), class_="whole")
 
@@ -72,38 +77,38 @@ def _small(text: str) -> str:
     return tag("small", escape_line(text)) if text else ""
 
 
-def _money(amount: Micros | None) -> str:
+def _format_amount(amount: Micros | None) -> str:
     return "unknown" if amount is None else format_usd(amount)
 
 
-def _cost_is(run: RunMaterial) -> str:
+def _describe_cost(run: RunMaterial) -> str:
     if run.receipt is not None:
         return cost_label(run.receipt.predicate)
     return "so far, not settled" if run.spent_micros is not None else ""
 
 
-def _rented(run: RunMaterial) -> str:
+def _describe_rented_time(run: RunMaterial) -> str:
     """Return how long the machine was billed, if one was rented."""
     seconds = run.receipt.predicate["runtime"]["billable_s"] if run.receipt and run.mode == "paid" else None
     return "" if seconds is None else f"{format_duration(seconds)} rented"
 
 
-def _steps(run: RunMaterial) -> str:
+def _describe_steps(run: RunMaterial) -> str:
     last = run.last
     if last is None:
         return "no steps were reported"
     return f"step {last.step:,}" + (f" of {run.history.steps:,}" if run.history.steps else "")
 
 
-def _count(number: int | None) -> str:
+def _format_count_or_unknown(number: int | None) -> str:
     return UNKNOWN if number is None else format_count(number)
 
 
-def _loss(mark: Mark | None) -> str:
+def _format_loss_or_unknown(mark: Mark | None) -> str:
     return UNKNOWN if mark is None else format_loss(mark.loss)
 
 
-def _result_at(mark: Mark | None, run: RunMaterial) -> str:
+def _describe_result_at(mark: Mark | None, run: RunMaterial) -> str:
     core = [] if run.history.core is None else [f"CORE {run.history.core:.4f}"]
     if mark is None:
         bits = run.history.bits_per_byte

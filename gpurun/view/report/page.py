@@ -24,8 +24,8 @@ def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
 
     Raise SetupError if matplotlib is missing.
     """
-    title = _listed([run.run for run in runs])
-    heading = _listed([tag("span", escape_line(run.run), class_="whole") for run in runs])
+    title = _join_names([run.run for run in runs])
+    heading = _join_names([tag("span", escape_line(run.run), class_="whole") for run in runs])
     sections = [
         _section("Loss", _charts(runs), "loss"),
         _section("Runs", runs_table(runs), "runs"),
@@ -51,7 +51,7 @@ def _section(title: str, inner: str, name: str) -> str:
     return f'<section id="{name}"><h2>{escape_line(title)}</h2>{inner}</section>\n'
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -99,7 +99,7 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     words += f" {unranked}" if unranked else ""
     high = above(curves)
     words += f" {high} losses lie above the axis and are not drawn." if high else ""
-    words += "" if axes[-1].name == "dollars" else _no_dollars(runs)
+    words += "" if axes[-1].name == "dollars" else _describe_missing_costs(runs)
     return (
         f'<div class="charts">{inputs}<nav aria-label="measure training in">{labels}</nav>'
         f'<ul class="legend">{legend}</ul>'
@@ -107,7 +107,7 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     )
 
 
-def _no_dollars(runs: Sequence[RunMaterial]) -> str:
+def _describe_missing_costs(runs: Sequence[RunMaterial]) -> str:
     """Return why there is no chart by cost."""
     if all(run.mode != "paid" or run.cost_micros == 0 for run in runs):
         return " No dollars: none of these runs cost anything."

@@ -69,7 +69,7 @@ class RunMaterial:
     def settings(self) -> dict[str, str]:
         """Return the run's settings by key: the data and the resolved recipe, or a command's words and folder."""
         if self.terms.has_model:
-            return {"data": self.shards} | _flat(self.resolved)
+            return {"data": self.shards} | _flatten_tables(self.resolved)
         folder = f"sha256 {short_hash(self.folder_sha256)}"
         return {"data": self.shards, "folder": folder, "command": safe_line(shlex.join(self.argv))}
 
@@ -211,7 +211,7 @@ def set_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     for name in dict.fromkeys(name for words in commands.values() for name in words):
         rows.append((name, [commands[run.run].get(name, "") if run.run in commands else None for run in runs]))
     rows += _env_rows([run for run in runs if not run.terms.has_model], runs)
-    flat = {run.run: _flat(run.resolved) for run in runs if run.terms.has_model}
+    flat = {run.run: _flatten_tables(run.resolved) for run in runs if run.terms.has_model}
     rows += [
         (key, [flat[run.run].get(key, "") if run.run in flat else None for run in runs])
         for key in _set_keys(runs, flat)
@@ -301,18 +301,18 @@ def is_drawn(runs: Sequence[RunMaterial]) -> bool:
     return any(len(kept.items) > 1 for run in runs for kept in (run.history.losses, run.history.validation))
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, str]:
+def _flatten_tables(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return `{"model": {"layers": 2}}` as `{"model.layers": "2"}`, every value in one harmless line."""
     flat: dict[str, str] = {}
     for name, table in tables.items():
         pairs = table.items() if isinstance(table, Mapping) else ()
-        flat |= {safe_line(f"{name}.{key}"): _shown(value) for key, value in pairs}
+        flat |= {safe_line(f"{name}.{key}"): _format_setting(value) for key, value in pairs}
         if not isinstance(table, Mapping) and name not in _LEFT_OUT:
-            flat[safe_line(name)] = _shown(table)
+            flat[safe_line(name)] = _format_setting(table)
     return flat
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):

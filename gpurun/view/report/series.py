@@ -130,22 +130,22 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
             continue
         if isinstance(event, StartEvent):
             before_s = content.seconds
-            _start(content, event)
+            _apply_start(content, event)
         content.seconds = max(content.seconds, before_s + (event.elapsed_s or 0.0))
         match event:
             case StepEvent():
-                _mark(content, content.losses, event, event.loss, spent_at)
+                _add_mark(content, content.losses, event, event.loss, spent_at)
             case CoreScoreEvent():
                 content.core = event.core
             case EvaluationEvent():
                 content.bits_per_byte = (
                     event.bits_per_byte if event.bits_per_byte is not None else content.bits_per_byte
                 )
-                mark = _mark(content, content.validation, event, event.val_loss, spent_at)
+                mark = _add_mark(content, content.validation, event, event.val_loss, spent_at)
                 if mark is not None and (content.best is None or mark.loss < content.best.loss):
                     content.best = mark
             case SampleEvent():
-                _sample(content, event)
+                _add_sample(content, event)
             case AlertEvent() if len(content.warnings) < _MOST_WARNINGS:
                 content.warnings.append(safe_line(event.message.replace("\n", " ")))
             case StopEvent():
@@ -156,7 +156,7 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
     return content
 
 
-def _start(content: RunHistory, event: StartEvent) -> None:
+def _apply_start(content: RunHistory, event: StartEvent) -> None:
     content.device = event.cuda_name or event.device or ""
     content.steps = event.steps
     content.tokens_per_step, content.train_tokens = event.tokens_per_step, event.train_tokens
@@ -169,7 +169,7 @@ def _start(content: RunHistory, event: StartEvent) -> None:
         samples.forget(lambda sample: sample.step > came_to)
 
 
-def _mark(
+def _add_mark(
     content: RunHistory,
     kept: Kept[Mark],
     event: StepEvent | EvaluationEvent,
@@ -187,7 +187,7 @@ def _mark(
     return mark
 
 
-def _sample(content: RunHistory, event: SampleEvent) -> None:
+def _add_sample(content: RunHistory, event: SampleEvent) -> None:
     prompt = safe_line(event.prompt.replace("\n", " "))
     if event.step is None or event.text is None:
         return

@@ -55,7 +55,7 @@ class Axis:
     tick: Callable[[float], str]
 
 
-def _whole(value: float) -> str:
+def _format_whole_tick(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\u2009")
 
 
@@ -63,7 +63,7 @@ def _usd_tick(value: float) -> str:
     return format_exact_usd(Micros(round(value)))
 
 
-STEPS = Axis("steps", "optimiser steps", lambda mark: mark.step, _whole)
+STEPS = Axis("steps", "optimiser steps", lambda mark: mark.step, _format_whole_tick)
 TOKENS = Axis("tokens", "tokens seen", lambda mark: mark.tokens, format_count)
 DOLLARS = Axis("dollars", "dollars spent on the rental", lambda mark: mark.spent_micros, _usd_tick)
 
@@ -110,14 +110,16 @@ def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         for place, curve in enumerate(curves):
-            _draw(axes, place, curve, axis)
-        _dress(axes, curves, axis, unit=unit, narrow=narrow)
+            _draw_curve(axes, place, curve, axis)
+        _set_up_axes(axes, curves, axis, unit=unit, narrow=narrow)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = drawn.getvalue()
     for place, curve in enumerate(curves):
-        svg = _with_titles(svg, place, [f"step {_whole(m.step)}: {m.loss:.4f}" for m in _rings(curve, axis)])
-    return _tidy(svg, f"Loss against {axis.title}")
+        svg = _with_titles(
+            svg, place, [f"step {_format_whole_tick(m.step)}: {m.loss:.4f}" for m in _choose_rings(curve, axis)]
+        )
+    return _strip_to_drawing(svg, f"Loss against {axis.title}")
 
 
 _LOOKS: dict[str, Any] = {
@@ -177,7 +179,7 @@ def above(curves: Sequence[Curve]) -> int:
     return sum(mark.loss > top for curve in curves for mark in (*curve.losses, *curve.validation))
 
 
-def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
+def _draw_curve(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     color, dash = _color(place), DASHES[place // COLORS % len(DASHES)]
     raw = [(x, mark.loss) for mark in curve.losses if (x := axis.position(mark)) is not None]
     mean = smooth([loss for _, loss in raw], len(raw) // 60)
@@ -185,7 +187,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     xs = [x for (x, _), _ in thinned]
     axes.plot(xs, [loss for (_, loss), _ in thinned], color=color, linewidth=0.8, alpha=0.38)
     axes.plot(xs, [loss for _, loss in thinned], color=color, linewidth=1.9, linestyle=dash, solid_capstyle="round")
-    rings = _rings(curve, axis)
+    rings = _choose_rings(curve, axis)
     axes.plot(
         [axis.position(mark) or 0.0 for mark in rings],
         [mark.loss for mark in rings],
@@ -200,12 +202,12 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     )
 
 
-def _rings(curve: Curve, axis: Axis) -> list[Mark]:
+def _choose_rings(curve: Curve, axis: Axis) -> list[Mark]:
     """Return the validation losses that are drawn: an even selection of them."""
     return _even_selection([mark for mark in curve.validation if axis.position(mark) is not None], _MOST_RINGS)
 
 
-def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow: bool) -> None:
+def _set_up_axes(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     highest = highest_shown(curves)
@@ -239,7 +241,7 @@ _ID = re.compile(r' id="(?![mp][0-9a-f]{10}")[^"]*"')
 _OPENING = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
-def _tidy(svg: str, title: str) -> str:
+def _strip_to_drawing(svg: str, title: str) -> str:
     """Return only the drawing: no prologue, no page-wide rules, no clashing ids, and CSS variables as colours."""
     body = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     body = _OPENING.sub(rf'<svg viewBox="\1" role="img" aria-label="{title}">', body, count=1)
