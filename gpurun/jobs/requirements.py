@@ -136,8 +136,8 @@ def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[
 
 def provided_by(module: str, lines: Iterable[str]) -> bool:
     """Return whether a --pip line names the module, or a distribution that provides it on this computer."""
-    listed = {_normalized(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
-    return bool(listed & {_normalized(name) for name in (module, *packages_distributions().get(module, []))})
+    listed = {_normalize_name(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
+    return bool(listed & {_normalize_name(name) for name in (module, *packages_distributions().get(module, []))})
 
 
 def distribution_of(module: str) -> str:
@@ -145,7 +145,7 @@ def distribution_of(module: str) -> str:
     return next(iter(packages_distributions().get(module, [])), _OTHER_NAMES.get(module, module))
 
 
-def _normalized(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -160,7 +160,7 @@ def add_required_packages(
     """
     if recipe.train.loop != "huggingface":
         return choices, ()
-    choices, words = _with_huggingface(choices, is_outfitted=is_outfitted)
+    choices, words = _add_huggingface_setup(choices, is_outfitted=is_outfitted)
     return choices, (words,)
 
 
@@ -170,7 +170,7 @@ def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted
     return (choices.setup_limit_s or SETUP_LIMIT_S) if runs else 0
 
 
-def _with_huggingface(choices: Choices, *, is_outfitted: bool) -> tuple[Choices, str]:
+def _add_huggingface_setup(choices: Choices, *, is_outfitted: bool) -> tuple[Choices, str]:
     need = 'train.loop "huggingface" needs transformers and accelerate'
     if choices.setup:
         return choices, f"{need}: your --setup script or image must provide them."

@@ -50,7 +50,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
         return None
     amounts, is_settled, unclear = list[Micros](), True, list[str]()
     for rental in rented:
-        charge = _charge(rental, provider_named, rental.records[-1].wall)
+        charge = _read_charge(rental, provider_named, rental.records[-1].wall)
         if isinstance(charge, str):
             unclear.append(plain_line(charge))
             continue
@@ -61,7 +61,9 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
     return Bill(total(*amounts) if amounts else None, is_settled and bool(amounts), tuple(dict.fromkeys(unclear)))
 
 
-def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
+def _read_charge(
+    rental: Rental, provider_named: Callable[[str], Provider], until_wall: float
+) -> tuple[Micros, bool] | str:
     """Return one machine's bill and whether it is final; if there is no bill, return a phrase that says why."""
     name = rental.intent.provider
     try:
@@ -95,7 +97,7 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
             at_s, before = seen.get(rental.token, (float("-inf"), None))
             if rental.token in final or elapsed - at_s < BILL_GAP_S:
                 continue
-            charge = _charge(rental, context.provider_named, context.clock.wall())
+            charge = _read_charge(rental, context.provider_named, context.clock.wall())
             if isinstance(charge, str):
                 continue
             seen[rental.token] = elapsed, charge[0]

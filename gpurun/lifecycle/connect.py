@@ -67,7 +67,7 @@ class MachineConnector:
 
     def _far_side_at(self, address: Address, instance: Instance) -> FarSide:
         if self._is_job(instance):
-            return self._to_job(address, instance)
+            return self._connect_to_job(address, instance)
         if address.kind == "folder":
             place = self._folder.home / address.folder
             return FarSide(LocalMachine(place, token=instance.token), python=self._plan.job.python or sys.executable)
@@ -88,7 +88,7 @@ class MachineConnector:
     def _is_job(instance: Instance) -> bool:
         return place_facts(instance.provider).is_queued
 
-    def _to_job(self, address: Address, instance: Instance) -> FarSide:
+    def _connect_to_job(self, address: Address, instance: Instance) -> FarSide:
         """Return the connection to a cluster's job through its login node, with the Python of the cluster's table.
 
         If the job does not run, the connection reaches only the job's folder, which the login node also sees.

@@ -311,7 +311,7 @@ class Context:
                 self.provider.let_in(known)
         try:
             machine = self.provider.read(known.id)
-            why = self._why_down(machine, known)
+            why = self._explain_why_down(machine, known)
         except (Unknown, Rejected, SetupError):
             return None
         if why and (self.wants_stop(state) or self.is_lease_over(state)):
@@ -327,7 +327,7 @@ class Context:
         """
         return isinstance(self.provider, TellsWhoEnded) and self.provider.was_ended_by_user(get_instance(state))
 
-    def _why_down(self, machine: Instance, known: Instance) -> str:
+    def _explain_why_down(self, machine: Instance, known: Instance) -> str:
         name, said = self.provider.name, machine.said
         if machine.state is InstanceState.PENDING and self.plan.lease.queue_s:
             return f"it was put back into the queue, {name} says: {said}"
@@ -337,12 +337,12 @@ class Context:
             if any(instance.state is not InstanceState.GONE for instance in self.provider.find(known.token)):
                 return ""
             ended = TAKEN if self.plan.offer.spot else ENDED
-            ended = self._out_of_funds() or ended
+            ended = self._describe_used_up_balance() or ended
             return f"{ended}, {name} says{f': {said}' if said else ''}"
-        ended = self._out_of_funds() or (TAKEN_BACK if self.plan.offer.spot else "")
+        ended = self._describe_used_up_balance() or (TAKEN_BACK if self.plan.offer.spot else "")
         return f"{ended}{', ' if ended else ''}{name} says that it is {said or 'stopped'}"
 
-    def _out_of_funds(self) -> str:
+    def _describe_used_up_balance(self) -> str:
         """Return a phrase if the prepaid balance is used up (the provider then ends all machines), else ""."""
         with suppress(Unknown, Rejected, SetupError):
             left = self.provider.verify().balance_micros

@@ -128,7 +128,7 @@ class Driver:
         try:
             context = self._context_at(state)
         except GpurunError:  # For example a provider without a key.
-            return self._not_proven_gone(error)
+            return self._make_may_be_billing(error)
         return ended_unrecorded(state, context, error)
 
     def _drive(self) -> ExitCode:
@@ -164,7 +164,7 @@ class Driver:
         if step is Step.CLOSE:
             self._journal.append(RunClosed(exit_code=exit_code_of(state)))
         else:
-            self._do(step, state)
+            self._run_step(step, state)
         return None
 
     def _record_bug(self, bug: Exception) -> None:
@@ -212,12 +212,12 @@ class Driver:
             for note in self._monitor.turn(state, self._context_at(state)):
                 self._record(note)
 
-    def _do(self, step: Step, state: RunState) -> None:
+    def _run_step(self, step: Step, state: RunState) -> None:
         """Run one step. Record a failure, so that the next step can act on it."""
         try:
             context = self._step_context(step, state)
             notes = STEPS[step](state, context)
-            while (note := self._next(step, state, context, notes)) is not None:
+            while (note := self._take_next_note(step, state, context, notes)) is not None:
                 self._record(note)
         except StopWanted:
             return
@@ -248,7 +248,7 @@ class Driver:
         def between() -> None:
             if step is not Step.CREATE:  # A create request must return its result even if the run stops.
                 context.raise_if_stopped(state)
-            if context.begin is Inline:  # Otherwise `_next` does this beside the step.
+            if context.begin is Inline:  # Otherwise `_take_next_note` does this beside the step.
                 self._attend()
 
         if state.phase not in WORKING:
@@ -257,7 +257,7 @@ class Driver:
             self._attend()
         return replace(context, clock=StepClock(context.clock, between))
 
-    def _next(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
+    def _take_next_note(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
         """Return the step's next note, or None at its end.
 
         Raise StopWanted if the step hangs and its machine must end now.
@@ -330,20 +330,20 @@ class Driver:
         if step is Step.SETTLE:
             raise error
         if step is Step.DESTROY:
-            self._give_up(self._not_proven_gone(error))
+            self._give_up(self._make_may_be_billing(error))
         self._record(
             StepFailed(step=step, code=error.code, message=error.what, hint=error.hint, exit_code=error.exit_code)
         )
         still = before.phase is Phase.CREATING and self._state().phase is Phase.CREATING
         if still and not isinstance(error, NoOffer):
-            self._give_up(self._not_proven_gone(error))
+            self._give_up(self._make_may_be_billing(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
         """Record the error and raise it. The run stays open and red, and the next attempt to drive it resumes it."""
         self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 
-    def _not_proven_gone(self, error: GpurunError) -> MayBeBilling:
+    def _make_may_be_billing(self, error: GpurunError) -> MayBeBilling:
         """Return the error as MayBeBilling, whose exit code outranks all others: a machine is not proven gone."""
         run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")

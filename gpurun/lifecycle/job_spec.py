@@ -62,7 +62,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         **({"runner": True} if workload.has_runner else {}),
         **({"attended": "job" if context.is_shared else "machine"} if plan.job.is_attended else {}),
         **({"notice_url": notice_url} if notice_url else {}),
-        **_lingering(state, context),
+        **_make_linger_fields(state, context),
     }
 
 
@@ -76,7 +76,7 @@ def secrets_of(context: Context) -> dict[str, str]:
     return {name: require_secret(name).reveal() for name in context.plan.job.secrets}
 
 
-def _lingering(state: RunState, context: Context) -> dict[str, Any]:
+def _make_linger_fields(state: RunState, context: Context) -> dict[str, Any]:
     """Return the job's fields about how long the machine waits after training before it ends itself.
 
     Without a bucket they are empty, because then the machine has the only copy and keeps it until its deadline.
@@ -132,7 +132,7 @@ class Pushing:
             return ""
         raise_if_stopped = partial(self._context.raise_if_stopped, self._state)
         retry_bucket_call(self._context.clock, PATIENCE_S, self._bucket.look, raise_if_stopped=raise_if_stopped)
-        self._hand_over(self._bucket)
+        self._send_signed_urls(self._bucket)
         return self.folder
 
     def refresh(self) -> None:
@@ -143,12 +143,12 @@ class Pushing:
             return
         try:
             self._bucket.look()
-            self._hand_over(self._bucket)
+            self._send_signed_urls(self._bucket)
         except (SetupError, BucketLost, FarRefusal, MachineLost) as error:
             self._next_mono = self._context.clock.monotonic() + BRIEF_S
             logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
 
-    def _hand_over(self, bucket: Bucket) -> None:
+    def _send_signed_urls(self, bucket: Bucket) -> None:
         """Sign the URLs and send them. The region and the clock come from the last request to the bucket."""
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)

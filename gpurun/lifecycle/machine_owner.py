@@ -117,7 +117,7 @@ def has_recorded_end(owner: Owner, instance: Instance, home: Home) -> bool:
     Return False if the journal is damaged, or if a supervisor drives the run, because the supervisor then ends the
     machine.
     """
-    state = _state_of(owner, home)
+    state = _read_undriven_state(owner, home)
     if state is None or instance.token not in state.attempts:
         return False
     return state.token != instance.token or state.phase in _ENDED
@@ -163,7 +163,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
         raise doubt
 
 
-def _state_of(owner: Owner, home: Home) -> RunState | None:
+def _read_undriven_state(owner: Owner, home: Home) -> RunState | None:
     """Return the state of a run in this home if no process drives it and its journal is undamaged; otherwise None."""
     if owner.run is None:
         return None

@@ -92,7 +92,9 @@ class Noticed:
         self._plan = self._plan or plan_of(self._folder, records)[0]
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(kind, tell_record(record, self._plan.job.terms)) for record in new if (kind := _kind(record))]
+        found = [
+            (kind, tell_record(record, self._plan.job.terms)) for record in new if (kind := _get_notice_kind(record))
+        ]
         if any(isinstance(record.typed, Incident) and record.typed.code == IDLE_OVER for record in new):
             self._sent.discard("idle soon")
         is_attended = self._plan.job.is_attended
@@ -183,7 +185,7 @@ class Notices:
             logging.warning("The notice %r was not delivered: %s", notice, why)
 
 
-def _kind(record: Record) -> str:
+def _get_notice_kind(record: Record) -> str:
     """Return the kind of notice that a record causes; "" if it causes none."""
     match record.typed:
         case Incident(code=code):

@@ -58,7 +58,7 @@ def sweep(
     doomed: list[tuple[Orphan, Provider]] = []
     waited_for = awaited_machines(home)
     for provider in providers:
-        found, unseen = _machines_at(provider, home, waited_for)
+        found, unseen = _list_machines(provider, home, waited_for)
         silent += unseen
         for instance in found:
             if instance.state is InstanceState.GONE:  # Some clouds also list dead machines.
@@ -76,7 +76,7 @@ def sweep(
     for orphan, provider in doomed:
         yield _end(orphan, provider, home, clock)
     if silent:
-        raise _cannot_look(silent)
+        raise _make_cannot_look_error(silent)
 
 
 def _request_end_before_proof(instance: Instance, provider: Provider) -> None:
@@ -90,7 +90,7 @@ def _request_end_before_proof(instance: Instance, provider: Provider) -> None:
             provider.destroy(instance.id)
 
 
-def _machines_at(
+def _list_machines(
     provider: Provider, home: Home, waited_for: Mapping[tuple[str, str], tuple[str, str]]
 ) -> tuple[list[Instance], list[str]]:
     """Return gpurun's machines at a provider, and messages about requests that failed.
@@ -286,7 +286,7 @@ def sweep_leftovers(
         if not isinstance(provider, LeavesThings):
             continue
         try:
-            found, needed, unseen = _side_resources(provider)
+            found, needed, unseen = _list_side_resources(provider)
         except SetupError as error:
             silent.append(f"{provider.name} ({error})")
             continue
@@ -304,10 +304,10 @@ def sweep_leftovers(
             else:
                 yield Stray(left, _remove(left, provider), owner)
     if silent:
-        raise _cannot_look(silent)
+        raise _make_cannot_look_error(silent)
 
 
-def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
+def _list_side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
     """Return leftovers in the regions that answered, tokens of living machines, and messages about failed requests."""
     silent, dark = dict[str, None](), set[str]()
     # In this order: a rental that begins between the two reads must not show a side resource without its machine.
@@ -350,7 +350,7 @@ def _remove(left: Leftover, provider: LeavesThings) -> Literal["removed", "not r
     return "removed"
 
 
-def _cannot_look(silent: list[str]) -> MayBeBilling:
+def _make_cannot_look_error(silent: list[str]) -> MayBeBilling:
     what = f"The machines could not be listed at {', '.join(silent)}."
     return MayBeBilling(
         "reap.cannot_look", what, hint="Run the command again once the provider answers, or look in its console."

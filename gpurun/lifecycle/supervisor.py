@@ -66,7 +66,7 @@ def supervise(
     billed; otherwise end the machine unrecorded and raise MayBeBilling.
     """
     folder = home.run(run)
-    seen = cache(partial(_seen, home, folder, clock, reach, trainer))
+    seen = cache(partial(_read_state_and_context, home, folder, clock, reach, trainer))
 
     def see() -> tuple[RunState, Context]:
         state, context = seen()
@@ -102,13 +102,13 @@ def end_at_once(home: Home, run: str, clock: Clock) -> None:
 
     Raise the error if that fails.
     """
-    state, context = _seen(home, home.run(run), clock)
+    state, context = _read_state_and_context(home, home.run(run), clock)
     still_there = end_unrecorded(state, context.for_machine(state))
     if still_there is not None:
         raise still_there
 
 
-def _seen(
+def _read_state_and_context(
     home: Home,
     folder: RunFolder,
     clock: Clock,
@@ -143,7 +143,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
     """Start a detached supervisor unless the run has one. Return when it has the lock or has ended."""
     if holder_of(folder.lock) is not None:
         return
-    with _log_of(folder) as log:
+    with _open_log(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
         child = subprocess.Popen(  # The child calls the clouds, so it needs the keys in the environment.
             command, env=os.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -153,7 +153,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
             return
 
 
-def _log_of(folder: RunFolder) -> BinaryIO:
+def _open_log(folder: RunFolder) -> BinaryIO:
     """Open the supervisor's log, or /dev/null if it cannot be written: a machine may have to be ended now."""
     try:
         return open(folder.supervisor_log, "ab")
@@ -195,7 +195,7 @@ def _is_billing(home: Home, run: str) -> bool:
     return sight.damage is None and sight.state.may_be_billing
 
 
-def _notices(home: Home, run: str, clock: Clock) -> Notices:
+def _make_notices(home: Home, run: str, clock: Clock) -> Notices:
     """Return the sender of notices. If the settings or the journal cannot be read, it sends nothing."""
     try:
         return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
@@ -208,7 +208,7 @@ def main() -> int:
     """Drive the run named on the command line, log errors, and return the exit code."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
-    notices = _notices(home, run, clock)
+    notices = _make_notices(home, run, clock)
 
     def supervised() -> ExitCode:
         try:

@@ -111,7 +111,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         return _find_way_into_job(sight, instance, address, home, host_key_of)
     alias, folder = alias_of(run), f".gpurun/{instance.token}"
     if sight.plan.box is not None:
-        return WayIn(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
+        return WayIn(run, _make_host_entry(alias, sight.plan.box, host_key_of), folder)
     key, host_key = sight.folder.ssh / "client", sight.folder.ssh / "host.pub"
     if not (key.is_file() and host_key.is_file()):
         hint = "The key is in the home that started the run: name that with --home."
@@ -124,12 +124,12 @@ def _find_way_into_job(sight: Sight, instance: Instance, address: Address, home:
     """Return how to log in to a cluster's job: through its login node, which also sees the run's folder."""
     run, folder = sight.folder.name, address.folder
     cluster = cluster_of(load_clusters(home), instance.region)
-    entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
+    entry = None if cluster.is_here else _make_host_entry(alias_of(run), known_login(cluster, home), host_key_of)
     into_image = f"{folder}/{IN_IMAGE}" if sight.plan.enters_image else ""
     return WayIn(run, entry, folder, instance.id.rpartition("/")[2], cluster.setup, into_image)
 
 
-def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
+def _make_host_entry(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
     if box.entry:
         what = f"You log in to this machine by your own entry {box.entry} in ~/.ssh/config."
         raise UsageError("way.own_entry", what, hint=f"ssh {box.entry}")
@@ -155,19 +155,19 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
     make_private(home.ssh)
     known_hosts = home.ssh / "known_hosts"
     with exclusive(home.ssh / ".lock"):
-        host_key_of = _host_key_lookup(_known(known_hosts), clock)
+        host_key_of = _host_key_lookup(_read_known_keys(known_hosts), clock)
         ways = list[WayIn]()
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
             with suppress(GpurunError, OSError):  # `way_to_run` reports these errors for the run it names.
                 ways += [way_into(sight, home, host_key_of)] if sight else []
         entries = [way.entry for way in ways if way.entry is not None]
-        _replace(known_hosts, "".join(entry.known() for entry in entries))
+        _replace_if_changed(known_hosts, "".join(entry.known() for entry in entries))
         config = config_of(home)
-        _replace(config, "\n".join([_HEAD, *(entry.config(known_hosts, config) for entry in entries)]))
+        _replace_if_changed(config, "\n".join([_HEAD, *(entry.config(known_hosts, config) for entry in entries)]))
     return ways
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_if_changed(path: Path, text: str) -> None:
     with suppress(OSError):
         if path.read_bytes() == text.encode():
             return
@@ -177,7 +177,7 @@ def _replace(path: Path, text: str) -> None:
 def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
     """Write the entries, and return how to log in to one run's machine. Raise a GpurunError if that is not possible."""
     write_entries(home, clock)
-    return way_into(look_at_run(home, run), home, _host_key_lookup(_known(home.ssh / "known_hosts"), clock))
+    return way_into(look_at_run(home, run), home, _host_key_lookup(_read_known_keys(home.ssh / "known_hosts"), clock))
 
 
 def _host_key_lookup(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
@@ -193,7 +193,7 @@ def _host_key_lookup(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf
     return host_key_of
 
 
-def _known(path: Path) -> dict[str, str]:
+def _read_known_keys(path: Path) -> dict[str, str]:
     """Return the stored host keys by alias."""
     with suppress(OSError, UnicodeError):
         lines = [line.partition(" ") for line in path.read_text(encoding="ascii").splitlines()]

@@ -50,7 +50,7 @@ LEAST_TRAIN_S = 1800
 
 def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
     """Return the upper bound of a rental's cost: the whole lease and the kill allowance, with disk and egress."""
-    return _cost(offer, lease.total_s + lease.kill_allowance_s, load)
+    return _compute_cost(offer, lease.total_s + lease.kill_allowance_s, load)
 
 
 def disk_gb_on(provider: str, wanted_gb: int) -> int:
@@ -61,12 +61,12 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
 def beside_rate(offer: Offer, collect_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
     """Return a rental's costs in addition to its rate: per hour (disk, address), and once (egress of checkpoints)."""
     load = Load(0, collect_bytes, disk_gb)
-    return _beside_hourly(offer, load), _egress(offer, load)
+    return _compute_side_cost_per_hour(offer, load), _compute_egress_cost(offer, load)
 
 
 def rental_cost(offer: Offer, seconds: float, collect_bytes: int, disk_gb: int) -> Micros:
     """Return the cost of a rental of that many seconds, with disk, address and egress."""
-    return _cost(offer, seconds, Load(0, collect_bytes, disk_gb))
+    return _compute_cost(offer, seconds, Load(0, collect_bytes, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:
@@ -98,16 +98,18 @@ def lease_for(
     else:
         return None
     hours_s = limit_s if hours is not None else None
-    lease = _lease(offer, load, limit_s, hours_s)
+    lease = _make_lease(offer, load, limit_s, hours_s)
     if cap is None or worst_case(offer, lease, load) <= cap:
         return lease
     others_s = lease.total_s + lease.kill_allowance_s - limit_s
-    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
+    paid_s = seconds_within(
+        left_of(cap, _compute_egress_cost(offer, load)), _compute_hourly_cost(offer, load), offer.billing_unit_s
+    )
     train_s = int(min(limit_s, paid_s - others_s))
     # Each part of a price is rounded up separately, so the total can be a micro-dollar above the rounded sum.
-    while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
+    while train_s > 0 and worst_case(offer, _make_lease(offer, load, train_s), load) > cap:
         train_s -= offer.billing_unit_s
-    return _lease(offer, load, train_s, hours_s) if train_s > 0 else None
+    return _make_lease(offer, load, train_s, hours_s) if train_s > 0 else None
 
 
 def candidates(
@@ -139,7 +141,7 @@ def candidates(
 
 def ranked(found: Iterable[Candidate], load: Load) -> tuple[Candidate, ...]:
     """Return the candidates sorted: those that finish, then those that may be rented; each by cost of finishing."""
-    return tuple(sorted(found, key=lambda candidate: _rank(candidate, load)))
+    return tuple(sorted(found, key=lambda candidate: _make_sort_key(candidate, load)))
 
 
 def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu: bool = False) -> Candidate:
@@ -203,8 +205,10 @@ def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu:
     if needed > cap:
         return [f"{stage} --max-cost {as_typed(needed)}: the shards from a bucket, and a higher cap"]
     # Each second that the upload takes less shortens the lease by a second.
-    bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
-    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
+    bare = _make_lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
+    paid_s = seconds_within(
+        left_of(cap, _compute_egress_cost(offer, load)), _compute_hourly_cost(offer, load), offer.billing_unit_s
+    )
     line = ceil(8e-6 * load.ship_bytes / (paid_s - bare.total_s - bare.kill_allowance_s))
     return [f"{stage}: the shards from a bucket, {format_usd(needed)}; an upload at {line} Mbit/s suffices, too"]
 
@@ -241,7 +245,7 @@ def judge_lease(
     finishes = lease is not None and lease.train_s >= needed_s
     # With --hours, count only the requested part.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
-    obstacle, needed, why_not = ("", "", "") if finishes else _obstacle(offer, guess, load, lease, hours)
+    obstacle, needed, why_not = ("", "", "") if finishes else _find_obstacle(offer, guess, load, lease, hours)
     # If nothing is paid, a part of the run may be done.
     if hours is None and not finishes and offer.rate_micros_per_hour:
         lease = None
@@ -266,7 +270,7 @@ def judge_lease(
     )
 
 
-def _obstacle(
+def _find_obstacle(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None
 ) -> tuple[str, str, str]:
     """Return why an offer does not finish: (code, the cap or time that it would need, text)."""
@@ -283,7 +287,7 @@ def _obstacle(
     return "cap", needed, f"needs {needed}, over the cap"
 
 
-def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
+def _make_sort_key(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
     """Return a sort key: what finishes first, then what may be rented, the cost of finishing, price and names."""
     offer, guess = candidate.offer, candidate.estimate
     # If no speed is known, this is the cost of the requested hours.
@@ -295,10 +299,10 @@ def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, st
 
 def needed_cap(offer: Offer, guess: Estimate, load: Load) -> Micros:
     """Return the smallest cap under which an offer finishes."""
-    return worst_case(offer, _lease(offer, load, ceil(expected_train_s(guess))), load)
+    return worst_case(offer, _make_lease(offer, load, ceil(expected_train_s(guess))), load)
 
 
-def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -> Lease:
+def _make_lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -> Lease:
     return Lease(
         boot_s=offer.boot_s,
         setup_s=load.setup_s,
@@ -313,7 +317,7 @@ def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -
 def expected_cost(offer: Offer, train_s: float, load: Load) -> Micros:
     """Return the expected cost of a rental without problems: a usual boot, training, and `expected_end_s`."""
     before_s = ceil(EXPECTED_BOOT_SHARE * (offer.boot_s + load.setup_s)) + load.ship_s
-    return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
+    return _compute_cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
 
 
 def expected_end_s(collect_s: int) -> int:
@@ -324,18 +328,18 @@ def expected_end_s(collect_s: int) -> int:
     return COLLECT_START_S + (collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS + EXPECTED_DESTROY_S
 
 
-def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
+def _compute_cost(offer: Offer, seconds: float, load: Load) -> Micros:
     """Return the cost of that many seconds: compute, disk and other hourly costs, and the checkpoints' egress."""
     compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
-    beside = cost_of(_beside_hourly(offer, load), seconds, offer.billing_unit_s)
-    return total(compute, beside, _egress(offer, load))
+    beside = cost_of(_compute_side_cost_per_hour(offer, load), seconds, offer.billing_unit_s)
+    return total(compute, beside, _compute_egress_cost(offer, load))
 
 
-def _hourly(offer: Offer, load: Load) -> Micros:
-    return total(offer.rate_micros_per_hour, _beside_hourly(offer, load))
+def _compute_hourly_cost(offer: Offer, load: Load) -> Micros:
+    return total(offer.rate_micros_per_hour, _compute_side_cost_per_hour(offer, load))
 
 
-def _beside_hourly(offer: Offer, load: Load) -> Micros:
+def _compute_side_cost_per_hour(offer: Offer, load: Load) -> Micros:
     """Return the cost per hour of disk and address."""
     terms = terms_of(offer.provider, offer.region)
     return total(times(terms.disk_per_gb_hour, disk_gb_on(offer.provider, load.disk_gb)), terms.other_per_hour)
@@ -347,7 +351,7 @@ def egress_of(offer: Offer, left_bytes: int) -> Micros:
     return Micros(-(-terms_of(offer.provider, offer.region).egress_per_gb * tens // 100))
 
 
-def _egress(offer: Offer, load: Load) -> Micros:
+def _compute_egress_cost(offer: Offer, load: Load) -> Micros:
     return times(terms_of(offer.provider, offer.region).egress_per_gb, ceil(load.leaving_bytes / 1e9))
 
 

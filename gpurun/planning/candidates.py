@@ -62,7 +62,11 @@ def quote(
     try:
         offers = catalogue_offers(request, need) if market is None else on_sale(market, need)
     except NoOffer as none:
-        if not place.is_shown or request.gpu is not None or not list_alternatives(request, need, on_cpu=_on_cpu(full)):
+        if (
+            not place.is_shown
+            or request.gpu is not None
+            or not list_alternatives(request, need, on_cpu=_may_train_on_cpu(full))
+        ):
             raise
         offers, notes = [], (f"{none.what} {none.hint}", *notes)
     found = candidates(
@@ -92,7 +96,7 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     need = need_of(request, full, is_rented=True)
     vocab = vocabulary_of(full)
     cap = place.cap
-    beside = list_alternatives(request, need, on_cpu=_on_cpu(full), queried=quoted.queried)
+    beside = list_alternatives(request, need, on_cpu=_may_train_on_cpu(full), queried=quoted.queried)
     found = candidates(
         beside,
         full,
@@ -114,7 +118,7 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
 
 
-def _on_cpu(full: ResolvedRecipe) -> bool:
+def _may_train_on_cpu(full: ResolvedRecipe) -> bool:
     """Return whether the recipe trains as it is written on a machine without a GPU."""
     return full.tables.hardware.on_cpu == "as_written"
 

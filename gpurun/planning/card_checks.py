@@ -142,7 +142,7 @@ def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     """
     warnings: tuple[str, ...] = ()
     for index, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
-        card = _card_of(device, index, facts)
+        card = _find_card(device, index, facts)
         free_bytes = device.free_bytes
         if free_bytes is None and card is not None and card.used_bytes is not None:
             free_bytes = max(0, device.memory_bytes - card.used_bytes)
@@ -158,7 +158,7 @@ def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     return warnings
 
 
-def _card_of(device: Gpu, index: int, facts: MachineFacts) -> CardFacts | None:
+def _find_card(device: Gpu, index: int, facts: MachineFacts) -> CardFacts | None:
     """Return nvidia-smi's record of a torch device: by its UUID, or by its index if the counts agree."""
     uuid = device.uuid.removeprefix("GPU-")
     same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]

@@ -49,7 +49,7 @@ class DevBoxProposal(CommandProposal):
         admit: Admit = lambda _: None,
     ) -> None:
         self._wishes = wishes
-        super().__init__(_with_lab(request) if wishes.jupyter else request, desk, is_asked=is_asked, admit=admit)
+        super().__init__(_add_jupyterlab(request) if wishes.jupyter else request, desk, is_asked=is_asked, admit=admit)
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
         """Copy the folder of the earlier dev box to `work`. Return the new command, and the earlier box's record.
@@ -69,7 +69,7 @@ class DevBoxProposal(CommandProposal):
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
         """Return notes about idling, syncing and JupyterLab, and warnings about cost and loss."""
-        return self._box_notes(plan, place), _warnings(plan)
+        return self._box_notes(plan, place), _list_box_warnings(plan)
 
     def _box_notes(self, plan: Plan, place: Place) -> Iterator[str]:
         command, idle_s, every = self.command, plan.choices.idle_s or 0, format_duration(self._wishes.sync_s)
@@ -94,7 +94,7 @@ class DevBoxProposal(CommandProposal):
             yield "JupyterLab is installed first, as by --pip jupyterlab."
 
 
-def _warnings(plan: Plan) -> Iterator[str]:
+def _list_box_warnings(plan: Plan) -> Iterator[str]:
     """Yield warnings about what a box without --idle may cost, and what is lost with a spot machine."""
     if not plan.choices.idle_s:
         costs = f", {format_usd(plan.worst_micros)}" if plan.worst_micros else ""
@@ -106,7 +106,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
         yield "A spot machine may be taken away at any moment: changes since the last --sync are then lost."
 
 
-def _with_lab(request: Request) -> Request:
+def _add_jupyterlab(request: Request) -> Request:
     """Return the request with the command that starts JupyterLab. gpurun installs it only on a rented machine."""
     command, kinds = request.command, place_kinds(request.providers)
     if command is None:

@@ -29,26 +29,26 @@ __all__ = ["add_prior"]
 def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: float) -> None:
     """Add this run's measurements if it trained. Repeating the call changes nothing."""
     try:
-        prior = _measured(state, plan, folder, wall)
+        prior = _measure_run(state, plan, folder, wall)
         if prior is None:
             return
-        prior = _with_upload(prior, plan, folder)
+        prior = _add_upload_speed(prior, plan, folder)
         with exclusive(home.root / "priors.lock"):
             known, damage = load_priors(home)
             if damage:
                 os.replace(home.priors, home.priors.with_suffix(".damaged"))
             # One line per run, so that a person can read the file.
-            write_atomic(home.priors, _as_lines(known.with_run(prior)))
+            write_atomic(home.priors, _encode_priors(known.with_run(prior)))
     except OSError as error:
         logging.warning("this run's measurements were not kept for later plans: %s", error)
 
 
-def _as_lines(priors: Priors) -> bytes:
+def _encode_priors(priors: Priors) -> bytes:
     runs = ",\n".join(json.dumps(run.model_dump(mode="json"), sort_keys=True) for run in priors.runs)
     return f'{{"v": 1, "runs": [\n{runs}\n]}}\n'.encode()
 
 
-def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
+def _measure_run(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
     """Return the run's measurements; None if it did not train, or measured too little.
 
     A run with a changed trainer has no information about gpurun's trainer, and a run on several machines none about a
@@ -66,13 +66,13 @@ def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
     if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
         return None
     try:
-        return _record(seen, start, plan, wall)
+        return _make_prior(seen, start, plan, wall)
     except (ValidationError, KeyError, TypeError, ValueError):
         logging.info("the speed that this run reports is not plausible, so it is not kept")
         return None
 
 
-def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
+def _add_upload_speed(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
     """Return the record with the upload's size and time, which show the speed of this computer's connection.
 
     Uploads to a user's own machine or a bucket are not counted, because those may be nearby.
@@ -88,7 +88,7 @@ def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
         return prior
 
 
-def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
+def _make_prior(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
     """Return a run's record for the history. Raise ValueError if the machine's figures are incomplete or impossible."""
     if start.micro_batch is None or start.precision is None or start.torch is None:
         raise ValueError("it does not say how it trained")

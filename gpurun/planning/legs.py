@@ -65,20 +65,20 @@ Shorten = Callable[[Lease, Offer, Micros | None], Lease]
 """Shortens a lease to what a place allows, like `LimitsJobs.lease_within`."""
 
 
-def _keep(lease: Lease, _: Offer, __: Micros | None) -> Lease:
+def _keep_lease(lease: Lease, _: Offer, __: Micros | None) -> Lease:
     return lease
 
 
 def leg_candidates(
-    plan: Plan, offers: Sequence[Offer], standing: Standing, shorten: Shorten = _keep
+    plan: Plan, offers: Sequence[Offer], standing: Standing, shorten: Shorten = _keep_lease
 ) -> list[Candidate]:
     """Return the offers on which the run of this plan can continue, each with its lease, the cheapest to finish first.
 
     Only offers count whose lease covers more than the machine's start-up: at least the time until the next checkpoint.
     """
-    judged = [_judged(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
-    load = _load(plan, standing)
-    return sorted(filter(None, judged), key=lambda candidate: _rank(candidate, load))
+    judged = [_judge_offer(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
+    load = _compute_load(plan, standing)
+    return sorted(filter(None, judged), key=lambda candidate: _make_sort_key(candidate, load))
 
 
 def least_leg_micros(plan: Plan) -> Micros:
@@ -178,7 +178,7 @@ def _on_demand_words(plan: Plan) -> str:
     offer, likely_s = plan.offer.model_copy(update={"rate_micros_per_hour": rate}), plan.estimate.likely_s
     dollars = ""
     if likely_s is not None:
-        load = _load(plan, Standing(step=0, carried_bytes=0, left_micros=plan.worst_micros))
+        load = _compute_load(plan, Standing(step=0, carried_bytes=0, left_micros=plan.worst_micros))
         dollars = f", about {format_usd(expected_cost(offer, likely_s, load))} for the whole run"
     return f"On demand the same machine costs {format_rate(rate)}{dollars}."
 
@@ -191,12 +191,12 @@ def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
     return is_agreed and is_there and is_guarded and (offer.provider, offer.region) not in standing.avoided
 
 
-def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> Candidate | None:
+def _judge_offer(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> Candidate | None:
     """Return the candidate for an offer; None if the plan has no estimate for its GPU, or the money is not enough."""
     known = next((approved for approved in plan.approved if _is_same_card(approved.offer, offer)), None)
     if known is None:
         return None
-    load, guess = _load(plan, standing), _estimate(plan, known.estimate, offer, standing)
+    load, guess = _compute_load(plan, standing), _estimate_rest(plan, known.estimate, offer, standing)
     hours_s, hours = plan.lease.hours_s, None
     if hours_s is not None:
         if hours_s - standing.trained_s < min(LEAST_HOURS_S, hours_s):
@@ -235,7 +235,7 @@ def _is_same_card(known: Offer, offer: Offer) -> bool:
     )  # fmt: skip
 
 
-def _load(plan: Plan, standing: Standing) -> Load:
+def _compute_load(plan: Plan, standing: Standing) -> Load:
     """Return the transfers of another machine: the first machine's uploads by the same route, and carried files."""
     data, uplink = plan.data, plan.uplink.bits_per_s
     sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
@@ -252,7 +252,7 @@ def _load(plan: Plan, standing: Standing) -> Load:
     )
 
 
-def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
+def _estimate_rest(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
     """Return the estimate for the remaining steps on an offer, from a measured speed or else from the plan."""
     steps, first = plan.job.steps, plan.continues.step if plan.continues else 0
     rate, step = standing.rate, max(standing.step, first)
@@ -277,7 +277,7 @@ def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
     return ceil(min(every, steps or every) * step_s + START_S[1])
 
 
-def _rank(candidate: Candidate, load: Load) -> tuple[bool, float, Micros, str, str, str]:
+def _make_sort_key(candidate: Candidate, load: Load) -> tuple[bool, float, Micros, str, str, str]:
     """Return the sort key: what finishes first, then a lower cost of finishing, a lower price per hour, names."""
     offer, dollars = candidate.offer, candidate.expected_micros
     names = (offer.provider, offer.type_id, offer.region)

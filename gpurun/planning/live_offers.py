@@ -62,14 +62,14 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     most = choices.max_rate_micros
     fitting = [offer for offer in offers if offer.spot == choices.spot]
     if most is not None and fitting:
-        fitting = [offer for offer in fitting if offer.rate_micros_per_hour <= most] or _none_below(most, fitting)
+        fitting = [offer for offer in fitting if offer.rate_micros_per_hour <= most] or _raise_over_rate(most, fitting)
     if choices.region is not None:  # An offer that is valid in any region becomes an offer for this region.
         here = {"region": choices.region}
         fitting = [offer.model_copy(update=here) for offer in fitting if offer.region in (choices.region, "any")]
     return Market(tuple(fitting), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
 
 
-def _none_below(most: Micros, offers: Sequence[Offer]) -> NoReturn:
+def _raise_over_rate(most: Micros, offers: Sequence[Offer]) -> NoReturn:
     """Raise NoOffer, because every offer costs more per hour than --max-rate allows."""
     best = min(offers, key=lambda offer: offer.rate_micros_per_hour)
     what = f"Nothing on offer costs at most {format_rate(most)}: the cheapest is {best.provider} {best.label}"

@@ -69,9 +69,9 @@ class Bounds:
 
         Raise NoOffer if there are candidates but the mandate allows none of them.
         """
-        kept = tuple(candidate for candidate in candidates if self._refusal_of(candidate.offer) is None)
+        kept = tuple(candidate for candidate in candidates if self._find_refusal(candidate.offer) is None)
         if candidates and not kept:
-            raise self._refusal_of(candidates[0].offer) or RuntimeError("an offer is both within and without")
+            raise self._find_refusal(candidates[0].offer) or RuntimeError("an offer is both within and without")
         left_out = len(candidates) - len(kept)
         return kept, (f"The mandate excludes {left_out} other offer{'s' * (left_out > 1)}.",) if left_out else ()
 
@@ -153,7 +153,7 @@ class Bounds:
             self.require_below_root(flag, paths)
         for folder in parts:
             if folder.is_dir():
-                self.require_below_root("--data", _links_in(folder))
+                self.require_below_root("--data", _find_links(folder))
 
     def _provider_update(self, request: Request) -> dict[str, tuple[str, ...]]:
         """Return an update with the mandate's providers if the request names none; {} otherwise.
@@ -207,15 +207,16 @@ class Bounds:
         return {"max_cost_micros": Micros(cap), "cap_from": request.cap_from if cap == own else self.mandate.name}
 
     def _require_candidate(self, candidate: Candidate) -> None:
-        against = self._refusal_of(candidate.offer)
+        against = self._find_refusal(candidate.offer)
         if against is not None:
             raise against
         worst = candidate.worst_micros or Micros(0)
         if worst > self.mandate.per_run_micros:
-            what = f"{candidate.offer.label} may cost {format_usd(worst)}, but a run at most {_per_run(self.mandate)}"
+            most = _format_per_run_cap(self.mandate)
+            what = f"{candidate.offer.label} may cost {format_usd(worst)}, but a run at most {most}"
             raise self._refusal("per_run", what, "Use a smaller --max-cost.", NoOffer)
 
-    def _refusal_of(self, offer: Offer) -> GpurunError | None:
+    def _find_refusal(self, offer: Offer) -> GpurunError | None:
         """Return the refusal of an offer that the mandate does not allow; None if it allows the offer."""
         mandate, name = self.mandate, self._mandate_name(offer.provider, offer.region)
         allowed = mandate.providers or CLOUDS
@@ -269,11 +270,11 @@ class Bounds:
 _FREED = "A run that ends releases the amount that it did not use: gpurun budget shows reserved amounts."
 
 
-def _per_run(mandate: Mandate) -> str:
+def _format_per_run_cap(mandate: Mandate) -> str:
     return format_usd(mandate.per_run_micros)
 
 
-def _links_in(folder: Path) -> Iterator[Path]:
+def _find_links(folder: Path) -> Iterator[Path]:
     """Yield the symbolic links below a folder."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):

@@ -53,7 +53,7 @@ _AWAY = 'here=$PWD; cd .. && rm -rf -- "$here"'
 
 def login_of(host: str) -> Login:
     """Return the user, host and port of a login: as typed, or as an entry of ~/.ssh/config has them."""
-    entry = _entry(host)
+    entry = _read_ssh_entry(host)
     return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
 
 
@@ -75,12 +75,12 @@ def reach_box(
     if request.python and not request.python.startswith("/"):
         hint = "Write its absolute path on the box: --python /home/you/project/.venv/bin/python."
         raise UsageError("python.relative", f"--python {request.python!r} is not an absolute path.", hint=hint)
-    with _for_good(None if request.identity or _entry(request.host) else login):
-        box, notes = _settled(request, login, home, clock, asks=asks)
-        facts = _look(box, login, clock, say, asks=asks)
+    with _refuse_lost_connection(None if request.identity or _read_ssh_entry(request.host) else login):
+        box, notes = _settle_login(request, login, home, clock, asks=asks)
+        facts = _read_box_facts(box, login, clock, say, asks=asks)
     if not box.entry and (box.identity == AGENT or public_part(Path(box.identity)) is not None):
         notes.append("Your SSH agent logs in, also after a lost connection: keep it running until the run's end.")
-    return box, facts, [*notes, f"It has {_in_words(facts)}, as it reported just now."]
+    return box, facts, [*notes, f"It has {_describe_facts(facts)}, as it reported just now."]
 
 
 def make_box_machine(
@@ -106,7 +106,7 @@ def make_box_machine(
         folder=folder,
         clock=clock,
         last_mono=last_mono,
-        jump=_jump(box.jump, box.jump_host_key),
+        jump=_make_jump(box.jump, box.jump_host_key),
     )
 
 
@@ -164,7 +164,7 @@ def demand_password_login(host: str) -> Login:
 
     Raise UsageError for an entry of ~/.ssh/config, which the user's own ssh handles, or for a malformed login.
     """
-    if _entry(host) is not None:
+    if _read_ssh_entry(host) is not None:
         hint = f"Use your own ssh: ssh-copy-id {host}. gpurun also asks for a password if an entry wants one."
         raise UsageError("host.entry", f"{host} is an entry of ~/.ssh/config.", hint=hint)
     return parse_host(host, name="HOST")
@@ -178,8 +178,10 @@ def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str],
     from gpurun.remote.ssh.openssh import install_key
 
     public = make_keys(home.keys / "ssh").client_public
-    with _for_good():
-        host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+    with _refuse_lost_connection():
+        host_key, trusted = _trust_shown_key(
+            login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host
+        )
         say(f"The host key of {login.host} {_TRUST[trusted]}: {fingerprint(host_key)}.")
         install_key(login.address, host_key, public)
         box = Box(target=str(login), identity=str(home.keys / "ssh" / "client"), host_key=host_key, trusted=trusted)
@@ -201,7 +203,7 @@ class LoginOverSsh:
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """See `LoginNode.run`."""
         try:
-            self._kept = self._kept or _on_login_node(
+            self._kept = self._kept or _connect_to_login_node(
                 self._cluster, self._cluster.workdir, self._home, self._clock, asks=self._asks
             )
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
@@ -249,7 +251,7 @@ def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock:
     """Return the connection to a folder of a cluster through its login node. A job may or may not run in it."""
     if cluster.is_here:
         return LocalMachine(Path(folder), token=token)
-    return _on_login_node(cluster, folder, home, clock, last_mono)
+    return _connect_to_login_node(cluster, folder, home, clock, last_mono)
 
 
 def job_machine(
@@ -266,7 +268,7 @@ def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> 
     return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
 
 
-def _on_login_node(
+def _connect_to_login_node(
     cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf, *, asks: bool = False
 ) -> RemoteMachine:
     """Return the connection to a folder of a cluster's login node.
@@ -274,53 +276,59 @@ def _on_login_node(
     The expected host key is that in config.toml, or else the key that was seen at the first use.
     """
     entry = cluster.host if cluster.transport else ""
-    if entry and _entry(entry) is None:
+    if entry and _read_ssh_entry(entry) is None:
         what = f"~/.ssh/config has no entry {entry}, which [slurm.{cluster.name}] names with its transport."
         hint = f"Write the entry (`ssh -G {entry}` shows what it has), or name host and user without transport."
         raise UsageError("config.slurm", what, hint=hint)
     login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
     request = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
-    box, _ = _settled(request, login, home, clock, asks=asks)
+    box, _ = _settle_login(request, login, home, clock, asks=asks)
     return make_box_machine(box, folder, clock, last_mono, asks=asks)
 
 
-def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
+def _settle_login(
+    request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False
+) -> tuple[Box, list[str]]:
     """Return how to log in to a box, with the host key to expect, and notes about that for the plan."""
     from gpurun.remote.ssh.connection import identities
 
-    entry = _entry(request.host, request.identity)
+    entry = _read_ssh_entry(request.host, request.identity)
     if entry is not None:
-        return _settled_entry(request, entry, login, home, asks=asks)
-    identity = _identity(request, login, home)
+        return _settle_entry_login(request, entry, login, home, asks=asks)
+    identity = _choose_identity(request, login, home)
     with identities(identity):  # An unusable key is refused before any machine is contacted.
         pass
-    way, notes = _on_the_way(request, home, clock)
-    host_key, trusted = _host_key(request, login, identity, way, home, clock)
+    way, notes = _resolve_jump_host(request, home, clock)
+    host_key, trusted = _choose_host_key(request, login, identity, way, home, clock)
     notes.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
     found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
     return Box(target=str(login), trusted=trusted, **found), notes
 
 
-def _entry(host: str, identity: str = "") -> Entry | None:
+def _read_ssh_entry(host: str, identity: str = "") -> Entry | None:
     """Return the ~/.ssh/config entry called `host`; None if `host` is user@host or has no entry."""
     from gpurun.remote.ssh.openssh import NAME, read_entry
 
     return read_entry(host, "" if identity == AGENT else identity) if NAME.fullmatch(host) else None
 
 
-def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, asks: bool) -> tuple[Box, list[str]]:
-    """Return how the user's own ssh logs in to an entry of ~/.ssh/config, in the form that `_settled` returns."""
+def _settle_entry_login(
+    request: Request, entry: Entry, login: Login, home: Home, *, asks: bool
+) -> tuple[Box, list[str]]:
+    """Return how the user's own ssh logs in to an entry of ~/.ssh/config, in the form that `_settle_login` returns."""
     from gpurun.remote.ssh.openssh import scan_entry
 
     if request.jump:
         what = f"--jump is for user@host; {entry.name} is an entry of ~/.ssh/config."
         raise UsageError("jump.unused", what, hint="Leave it out, and give the entry a ProxyJump.")
-    identity = "" if request.identity in ("", AGENT) else _identity(request, login, home)
+    identity = "" if request.identity in ("", AGENT) else _choose_identity(request, login, home)
     shown = scan_entry(entry, asks=asks)
     trusted: Trust = "given"
     if not request.host_key:
         # The same private address behind another proxy is a different box.
-        shown, trusted = _seen(login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host)
+        shown, trusted = _trust_shown_key(
+            login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host
+        )
     elif fingerprint(shown) != fingerprint(request.host_key):
         raise HostKeyMismatch(entry.name, fingerprint(request.host_key), fingerprint(shown))
     notes = [
@@ -333,12 +341,12 @@ def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, 
     return Box(target=str(login), trusted=trusted, **found), notes
 
 
-def _jump(login: str, host_key: str) -> Jump | None:
+def _make_jump(login: str, host_key: str) -> Jump | None:
     return Jump(parse_host(login).address, ExpectedKey.parse(host_key)) if login else None
 
 
 @contextmanager
-def _for_good(login: Login | None = None) -> Iterator[None]:
+def _refuse_lost_connection(login: Login | None = None) -> Iterator[None]:
     """Turn a lost connection into a SetupError: this machine is not booting, so a retry would not help.
 
     `login` is the login that uses gpurun's own key, if it does; the hint then names `gpurun auth ssh`.
@@ -355,7 +363,7 @@ def _for_good(login: Login | None = None) -> Iterator[None]:
         raise SetupError("host.unreachable", lost.what, hint=hint) from lost
 
 
-def _identity(request: Request, login: Login, home: Home) -> str:
+def _choose_identity(request: Request, login: Login, home: Home) -> str:
     """Return the key to log in with: the named file, AGENT, or gpurun's own key, which is created at its first use.
 
     Raise SetupError when gpurun's own key was just created, because no box has it yet.
@@ -382,31 +390,31 @@ def _identity(request: Request, login: Login, home: Home) -> str:
     return str(folder / "client")
 
 
-def _on_the_way(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:
+def _resolve_jump_host(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:
     """Return the fields of a Box about the jump host, if there is one, and a note about it for the plan."""
     if not request.jump:
         return {}, []
     login = parse_host(request.jump, name="--jump")
-    host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+    host_key, trusted = _trust_shown_key(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
     note = f"The host key of {login.host}, on the way there, {_TRUST[trusted]}: {fingerprint(host_key)}."
     return {"jump": str(login), "jump_host_key": host_key}, [note]
 
 
-def _host_key(
+def _choose_host_key(
     request: Request, login: Login, identity: str, way: Mapping[str, str], home: Home, clock: Clock
 ) -> tuple[str, Trust]:
     """Return the host key to expect of the box, and why it is trusted."""
     if request.host_key:
         return request.host_key, "given"
     if not way:
-        return _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
-    jump = _jump(way["jump"], way["jump_host_key"])
+        return _trust_shown_key(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+    jump = _make_jump(way["jump"], way["jump_host_key"])
     shown = scan_host_key(login.host, login.port, clock, SCAN_S, key=identity, jump=jump)
     # The same private address behind another jump host is a different box.
-    return _seen(login, shown, home, f"{login.host} by {way['jump']}")
+    return _trust_shown_key(login, shown, home, f"{login.host} by {way['jump']}")
 
 
-def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
+def _trust_shown_key(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
     """Return the host key that is shown, and why it is trusted. A key shown for the first time is recorded.
 
     Raise SetupError if the key differs from the recorded one.
@@ -426,7 +434,7 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
     return shown, "known"
 
 
-def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> MachineFacts:
+def _read_box_facts(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> MachineFacts:
     """Return the facts that the box reports, as a run would read them, through a folder that is then removed.
 
     Raise SetupError if the box does not run Python.
@@ -449,7 +457,7 @@ def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, a
         machine.close()
 
 
-def _in_words(facts: MachineFacts) -> str:
+def _describe_facts(facts: MachineFacts) -> str:
     """Return a phrase about what a box has, for a plan."""
     cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
     parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]

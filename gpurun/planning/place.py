@@ -177,7 +177,7 @@ class OwnBox(Place):
             self.demand_cap()
         self.box, self._facts, notes = reach_box(request, login, desk.home, desk.clock, asks=desk.asks, say=desk.say)
         box = SshBox(login.host, login.port, login.user, rate, need)
-        rows = _as_seen(_nearest_rows(need), self._facts)
+        rows = _select_seen_row(_nearest_rows(need), self._facts)
         (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(need, rows)
         self.notes = tuple(notes)
         self.warnings = ("You must shut this box down yourself; gpurun cannot.",)
@@ -409,7 +409,7 @@ class Clouds(Place):
         if market is not None and chosen.lease is not None and not self.is_shown:
             until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s
             warnings += key_warning(market, chosen.offer.provider, until_wall)
-        return (*warnings, *_diverted(self._names))
+        return (*warnings, *_warn_of_diverted_keys(self._names))
 
     def _demand_keys(self, ready: list[str]) -> None:
         """Raise SetupError if a named cloud, or every cloud, has no key."""
@@ -424,7 +424,7 @@ class Clouds(Place):
             )
 
 
-def _diverted(names: list[str]) -> list[str]:
+def _warn_of_diverted_keys(names: list[str]) -> list[str]:
     """Return a warning for each key that the environment sends to another address."""
     return [
         f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
@@ -438,7 +438,7 @@ def _nearest_rows(need: GpuNeed) -> list[Offer]:
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
 
 
-def _as_seen(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
+def _select_seen_row(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
     """Return the catalogue row that is nearest to the first GPU of a box; all rows if the box shows no GPU."""
     cards = facts.torch.devices or facts.gpus
     if not (rows and cards):

@@ -34,7 +34,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     bucket cannot be used.
     """
     if not plan.choices.stage:
-        worth_bytes = sum(file.bytes for file in _worth_staging(seen))
+        worth_bytes = sum(file.bytes for file in _list_files_worth_staging(seen))
         notes = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
         return plan.with_notes(*notes)
     address = parse_address(plan.choices.stage)
@@ -46,7 +46,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         return plan.with_notes(note)
     bucket = Bucket(address, clock)
     bucket.look()
-    files = _worth_staging(seen)
+    files = _list_files_worth_staging(seen)
     there = _in_bucket(bucket, files, plan)
     whole, found = sum(file.bytes for file in files), sum(file.bytes for file in there)
     stage = StagePlan(
@@ -60,10 +60,10 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         upload_s=ceil(8 * (whole - found) / plan.uplink.bits_per_s),
         saves_s=int(8 * whole / plan.uplink.bits_per_s - 8 * whole / BUCKET_BITS_PER_S),
     )
-    return plan.model_copy(update={"stage": stage}).with_notes(warnings=_warnings(bucket, stage, plan))
+    return plan.model_copy(update={"stage": stage}).with_notes(warnings=_list_bucket_warnings(bucket, stage, plan))
 
 
-def _worth_staging(seen: Survey | None) -> list[PackedFile]:
+def _list_files_worth_staging(seen: Survey | None) -> list[PackedFile]:
     return [file for file in (seen.files if seen else ()) if file.is_here and is_worth_staging(file.bytes)]
 
 
@@ -72,14 +72,14 @@ def _in_bucket(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[Pack
 
     Files without a digest count as missing until staging, which checks them.
     """
-    digests = _digests(Path(plan.data.beside or plan.data.folder))
+    digests = _read_shard_digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]
     with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
         found = pool.map(lambda pair: find_staged(bucket, pair[1], pair[0].bytes) is not None, known)
         return [file for (file, _), is_there in zip(known, found, strict=True) if is_there]
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _read_shard_digests(folder: Path) -> dict[str, str]:
     """Return the shards' sha256, keyed by their path in the pack, from data.json."""
     try:
         manifest = read_object(folder / "data.json")
@@ -97,7 +97,7 @@ def _is_private(host: str) -> bool:
         return False
 
 
-def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
+def _list_bucket_warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     """Return warnings about the bucket: cost, encryption, and reachability."""
     is_near = place_facts(plan.offer.provider).store == AWS
     warnings = ["Files stay in the bucket, and are billed, until you remove them. The cap does not cover that."]

@@ -51,11 +51,11 @@ def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit
     """Return the proposal for a sweep over a recipe or a command."""
     assert request.sweep is not None
     if request.command is not None:
-        return CommandSweep(_with_sampler(request), desk, request.sweep, is_asked=is_asked, admit=admit)
-    return RecipeSweep(_with_sampler(request), desk, request.sweep)
+        return CommandSweep(_add_sampler(request), desk, request.sweep, is_asked=is_asked, admit=admit)
+    return RecipeSweep(_add_sampler(request), desk, request.sweep)
 
 
-def _with_sampler(request: Request) -> Request:
+def _add_sampler(request: Request) -> Request:
     """Return the request; for the sampler tpe on a rented machine, with optuna added to the packages.
 
     Raise SetupError if optuna is missing for a run on this computer.
@@ -154,9 +154,9 @@ class RecipeSweep(TrainerProposal):
         """Return the offers, each with the time and cost of all trials."""
         self._data = data
         quoted = super().quote(place, market, data)
-        return self._with_all_trials(quoted, place, [candidate.offer for candidate in quoted.candidates])
+        return self._price_all_trials(quoted, place, [candidate.offer for candidate in quoted.candidates])
 
-    def _with_all_trials(self, quoted: Quote, place: Place, offers: Sequence[Offer]) -> Quote:
+    def _price_all_trials(self, quoted: Quote, place: Place, offers: Sequence[Offer]) -> Quote:
         """Return the quote with these offers, each with the time and cost of all trials."""
         vocab = self._data.vocab_size if self._data else vocabulary_of(self.resolved)
         self._per_trial = {offer: self._estimate(offer, place, vocab) for offer in offers}
@@ -196,7 +196,7 @@ class RecipeSweep(TrainerProposal):
             if place.may_rent_from(offer.provider):
                 other = copy(self)
                 with suppress(UsageError):  # --at-once may need more memory than this card has.
-                    found += other._with_all_trials(quoted, place, [offer]).candidates
+                    found += other._price_all_trials(quoted, place, [offer]).candidates
         for best in ranked((each for each in found if each.lease is not None), quoted.load)[:1]:
             yield f"--gpu {gpu_flag(best.offer)}: {self._costs(best)}, on {best.offer.provider}"
 
@@ -219,7 +219,7 @@ class RecipeSweep(TrainerProposal):
         return self._job(data)
 
     def _job(self, data: DataSummary | None) -> SweepJob:
-        return _sweep_job(self._trial(data), self.sweep, self._at_once, _sampler_packages(self.request))
+        return _sweep_job(self._make_longest_trial(data), self.sweep, self._at_once, _sampler_packages(self.request))
 
     def need(self, place: Place) -> GpuNeed:
         """Return the GPUs for the trials. Several nodes of a cluster count as that many separate jobs."""
@@ -239,7 +239,7 @@ class RecipeSweep(TrainerProposal):
             own = own.with_notes(warnings=(enough,))
         return own.with_notes(*_sharing_notes(plan))
 
-    def _trial(self, data: DataSummary | None) -> TrainerJob:
+    def _make_longest_trial(self, data: DataSummary | None) -> TrainerJob:
         """Return one trial as a job: the longest trial, with the largest number of parameters of all trials."""
         vocab = data.vocab_size if data else vocabulary_of(self.resolved)
         return TrainerJob(

@@ -71,12 +71,12 @@ class TrainerProposal(Proposal):
         """Return the recipe in the form that will be trained, with the checkpoint from which it continues."""
         request, mode = self.request, self.request.mode
         if mode is Mode.PAID:
-            return self._with_traced_memory(self._with_checkpoint(_rented_form(request, self.recipe)))
+            return self._with_traced_memory(self._with_checkpoint(_resolve_rented_form(request, self.recipe)))
         if mode is Mode.REHEARSAL:
             here = resolve(self.recipe, "rehearsal", request.overrides)
             here = self._with_checkpoint(here) if self._continues_rehearsal() else here
         else:
-            here, self._form_notes = _form_here(request, self.recipe)
+            here, self._form_notes = _resolve_form_here(request, self.recipe)
             here = self._with_checkpoint(here)
         _require_packages(here)
         return here
@@ -160,7 +160,7 @@ class TrainerProposal(Proposal):
         except NoOffer as refusal:
             if refusal.code != "offer.over_cap":
                 raise
-            ways = [*_cheapest_that_finishes(every(), place), *way_on_spot(self, _costs), *self._smaller_recipe(place)]
+            ways = [*_suggest_cheapest_offer(every(), place), *way_on_spot(self, _costs), *self._smaller_recipe(place)]
             raise over_cap(refusal.what, [*ways, *refusal.hint.splitlines()[1:]]) from None
 
     def _smaller_recipe(self, place: Place) -> Iterator[str]:
@@ -172,7 +172,7 @@ class TrainerProposal(Proposal):
         quoted = smaller.quote(place, None, None)
         with suppress(NoOffer):
             every = quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors)
-            chosen = choose_best(_rentable(every, place), request)
+            chosen = choose_best(_keep_rentable_offers(every, place), request)
             on = f"--gpu {gpu_flag(chosen.offer)} --max-cost {as_typed(place.cap or usd(0))}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
@@ -205,7 +205,7 @@ class TrainerProposal(Proposal):
         if request.mode is not Mode.REHEARSAL or self._continues_rehearsal():
             return (), ()
         try:
-            full = resolve(self.recipe, "full", request.overrides, _processes(request), _nodes(request))
+            full = resolve(self.recipe, "full", request.overrides, _count_processes(request), _count_nodes(request))
         except UsageError as error:
             return (), (f"The paid form is not possible with --set, so it is not priced: {error.what}",)
         if place_kinds(request.providers) - {"cloud", "here"}:
@@ -311,15 +311,15 @@ class TrainerProposal(Proposal):
         return plan.with_notes(*notes, warnings=warnings)
 
 
-def _cheapest_that_finishes(every: Quote, place: Place) -> Iterator[str]:
+def _suggest_cheapest_offer(every: Quote, place: Place) -> Iterator[str]:
     """Yield the flags for the cheapest offer that finishes within the cap, if there is one."""
-    for candidate in _rentable(every, place).candidates:
+    for candidate in _keep_rentable_offers(every, place).candidates:
         if candidate.lease is not None and candidate.finishes:
             yield f"--gpu {gpu_flag(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
             return
 
 
-def _rentable(every: Quote, place: Place) -> Quote:
+def _keep_rentable_offers(every: Quote, place: Place) -> Quote:
     """Return the quote with only the offers of providers from which the user can rent."""
     kept = tuple(candidate for candidate in every.candidates if place.may_rent_from(candidate.offer.provider))
     return replace(every, candidates=kept)
@@ -350,26 +350,26 @@ def _repeat_warning(plan: Plan, request: Request) -> tuple[str, ...]:
     )
 
 
-def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
+def _resolve_rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
     """Return the recipe in its form for a rented machine. Without a GPU, hardware.on_cpu decides the form."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
     if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
-        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request), _nodes(request))
+        return resolve(recipe, "full", request.overrides + on_cpu, _count_processes(request), _count_nodes(request))
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
             f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
             hint=f"Leave --gpu out, or rehearse it here for free: gpurun train {request.recipe_word} --dry-run",
         )
-    return resolve(recipe, "rehearsal", request.overrides, _nodes(request), _nodes(request))
+    return resolve(recipe, "rehearsal", request.overrides, _count_nodes(request), _count_nodes(request))
 
 
-def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+def _resolve_form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """Return the recipe in its form for this computer, and notes about it."""
     hardware = hardware_of(recipe, request.overrides)
     if has_cuda() or hardware.on_cpu == "as_written":
-        return resolve(recipe, "full", request.overrides, _processes(request)), ()
+        return resolve(recipe, "full", request.overrides, _count_processes(request)), ()
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
@@ -380,14 +380,14 @@ def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, 
     return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
 
 
-def _processes(request: Request) -> int | None:
+def _count_processes(request: Request) -> int | None:
     """Return one process per requested GPU; 1 on this computer; None without a request (then the recipe decides)."""
     if request.mode is Mode.LOCAL:
         return 1
     return request.gpu.processes if request.gpu else None
 
 
-def _nodes(request: Request) -> int:
+def _count_nodes(request: Request) -> int:
     return request.gpu.nodes if request.gpu else 1
 
 

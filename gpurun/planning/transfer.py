@@ -137,18 +137,22 @@ def load_for(
         load = estimate_load(full, data.bytes, vocab_size=data.vocab_size)
         if data.public:
             return replace(load, public_bytes=data.public_bytes, uplink_bits_per_s=uplink.bits_per_s), ()
-        return _staged(load, Path(data.folder), request, uplink), ()
+        return _set_uplink_speed(load, Path(data.folder), request, uplink), ()
     if public := public_shards(request, source):
-        size = _tokens_of(full) * BYTES_PER_TOKEN
+        size = _count_future_tokens(full) * BYTES_PER_TOKEN
         load = estimate_load(full, carried + size, vocab_size=vocabulary_of(full))
         load = replace(load, public_bytes=size, uplink_bits_per_s=uplink.bits_per_s)
         note = f"The machine downloads {public} itself, about {format_bytes(size)} in {format_duration(load.ship_s)}"
         return load, (f"{note}; `train` reads its list of files and digests before anything is rented.",)
     if request.data is not None or source in BUILT_IN:
-        size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
-        return _staged(estimate_load(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
-    size = carried + _tokens_of(full) * BYTES_PER_TOKEN
-    load = _staged(estimate_load(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
+        size, shards = (
+            _measure_data(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
+        )
+        return _set_uplink_speed(
+            estimate_load(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink
+        ), ()
+    size = carried + _count_future_tokens(full) * BYTES_PER_TOKEN
+    load = _set_uplink_speed(estimate_load(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
     way = "pulled from the bucket" if request.choices.stage else f"sent from here ({uplink.words})"
     note = f"They are counted as {way}, in {format_duration(load.ship_s)}."
     if source == YOUR_TEXT:
@@ -160,12 +164,12 @@ def load_for(
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
     """Return the summary of data that is not prepared. If there are finished shards, it is based on their manifest."""
     data = full.tables.data
-    source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
+    source, train_tokens = f"{data.source} (not prepared)", _count_future_tokens(full)
     if public := public_shards(request, data.source):
         source = public
     elif request.data is not None:
         place = Path(request.data).expanduser()
-        shards = _shards_for(full, place) if (place / "data.json").exists() else []
+        shards = _read_fitting_shards(full, place) if (place / "data.json").exists() else []
         state = "not checked" if shards else "not prepared"
         source, train_tokens = f"{request.data} ({state})", sum(shard["tokens"] for shard in shards)
     return DataSummary(
@@ -181,7 +185,7 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
     )
 
 
-def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
+def _read_fitting_shards(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
     """Return the training shards in the manifest. Raise UsageError if they are for another tokeniser or model."""
     manifest, model = read_manifest(folder), full.tables.model
     tokenizer = full.tables.data.tokenizer
@@ -207,14 +211,14 @@ def vocabulary_of(full: ResolvedRecipe) -> int:
     return full.tables.model.vocab_size or data.vocab_size or VOCABULARIES[data.tokenizer]
 
 
-def _tokens_of(full: ResolvedRecipe) -> int:
+def _count_future_tokens(full: ResolvedRecipe) -> int:
     """Return the number of tokens in shards that do not exist yet: as many as training reads or the source has."""
     train = full.tables.train
     read = train.steps * train.batch_tokens
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
 
 
-def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
+def _set_uplink_speed(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
     """Return the load with the speed of the user's connection, or of the bucket if --stage names one.
 
     `shards` is the folder with the shards, if they exist.
@@ -239,7 +243,7 @@ def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> f
     return size_bytes / seconds if seconds else BUCKET_BITS_PER_S
 
 
-def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
+def _measure_data(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
     """Return the bytes to transfer for --data, and its folder if that has finished shards, else None.
 
     `data` may name the two files of a parallel text, separated by a comma.

@@ -62,7 +62,7 @@ def need_of_offer(offer: Offer) -> GpuNeed:
     """Return the GPU request that matches exactly the machine of an offer."""
     memory_gb = offer.vram_gb or None
     many = {"nodes": offer.nodes, "jobs": offer.jobs}
-    return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, **many)
+    return GpuNeed(count=offer.gpus_per_node, name=_get_card_name(offer.gpu), memory_gb=memory_gb, **many)
 
 
 def check_made(instance: Instance, plan: Plan) -> None:
@@ -129,7 +129,7 @@ def risen_price_refusal(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     )
 
 
-def _card(gpu: str) -> str:
+def _get_card_name(gpu: str) -> str:
     """Return the --gpu name of an offer's card."""
     return card_names().get(gpu, gpu)
 
@@ -174,7 +174,7 @@ def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
     silent = [look.python for look in facts.torch.looks if not look.answered]
     if silent and not facts.torch.found:
-        warnings += (f"{_no_answer(silent)}: it is not known whether it has torch",)
+        warnings += (f"{_describe_no_answer(silent)}: it is not known whether it has torch",)
     if offer.gpu_count and facts.shm_bytes is not None and facts.shm_bytes < LEAST_SHM_BYTES:
         size = format_bytes(facts.shm_bytes)
         warnings += (
@@ -218,7 +218,7 @@ def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
     return [f"{what} {keys[0]}", *notes] if keys else notes
 
 
-def _no_answer(pythons: Sequence[str]) -> str:
+def _describe_no_answer(pythons: Sequence[str]) -> str:
     """Return a clause that states that these Pythons did not answer in time."""
     return f"{', '.join(pythons)} did not answer within {LOOK_S} s while importing torch"
 
@@ -257,7 +257,7 @@ def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ..
     words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)
     if not torch.found and silent:
         slow = "Its disk is slow, or a card hangs: import torch there by hand, name another Python (--python PATH)"
-        what = f"{_no_answer(silent)}; no other Python on the instance has torch.{words}"
+        what = f"{_describe_no_answer(silent)}; no other Python on the instance has torch.{words}"
         raise NoOffer("box.torch_silent", what, hint=fault_hint(offer, slow))
     if not torch.found:
         raise SetupError("box.no_torch", f"No Python on the instance imports torch.{words}", hint=hint)

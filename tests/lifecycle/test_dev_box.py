@@ -213,9 +213,9 @@ def test_a_plan_says_what_a_box_costs_that_is_never_idle(home: Home, lab: Path) 
     _, plan = planned(home, lab, idle_s=0)
     assert any("--idle off" in warning and "1 d" in warning for warning in plan.warnings)
     rented = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"worst_micros": usd(3)})})
-    from gpurun.planning.dev_box_proposal import _warnings
+    from gpurun.planning.dev_box_proposal import _list_box_warnings
 
-    assert "$3.00" in next(iter(_warnings(rented)))
+    assert "$3.00" in next(iter(_list_box_warnings(rented)))
 
 
 def test_a_folder_that_was_altered_since_is_not_taken(home: Home, lab: Path) -> None:

@@ -103,12 +103,12 @@ class _Reader:
         for before, word in zip(("", *words), words, strict=False):
             name = os.path.normpath(word)
             if before in _LAUNCHERS_OF_MODULES:
-                for file in self._files_of(word, "."):
-                    self._take(file, ".", is_sure=True)
+                for file in self._find_module_files(word, "."):
+                    self._take_file(file, ".", is_sure=True)
             elif word.endswith(_PROGRAMS) and self._is_file(name):
-                self._take(name, str(PurePosixPath(name).parent), is_sure=True)
+                self._take_file(name, str(PurePosixPath(name).parent), is_sure=True)
 
-    def _take(self, name: str, beside: str, *, is_sure: bool) -> None:
+    def _take_file(self, name: str, beside: str, *, is_sure: bool) -> None:
         """Read one file and the files that it imports or runs. Its imports are also searched in the folder `beside`."""
         if (name, is_sure) in self.seen or len(self.seen) > _MOST_FILES:
             return
@@ -153,17 +153,17 @@ class _Reader:
         """Read the module of an absolute import, or record that it is missing."""
         top = module.split(".")[0]
         for place in dict.fromkeys([beside, *self.more]):
-            if files := self._files_of(module, place, names):
+            if files := self._find_module_files(module, place, names):
                 if (self.root / place / top).is_dir():
                     self.found.packages.add(os.path.normpath(f"{place}/{top}"))
                 self.found.modules |= files
                 for file in sorted(files):
-                    self._take(file, beside, is_sure=is_sure)
+                    self._take_file(file, beside, is_sure=is_sure)
                 return
         if top in sys.stdlib_module_names or top == "__future__":
             return
         is_sure = is_sure and not source.searches_elsewhere
-        if there := next((folder for folder in (".", "src") if self._files_of(top, folder)), ""):
+        if there := next((folder for folder in (".", "src") if self._find_module_files(top, folder)), ""):
             if is_sure:
                 self.found.elsewhere.setdefault(top, (by, there))
             return
@@ -179,24 +179,26 @@ class _Reader:
         for _ in range(level - 1):
             package = package.parent
         if module:
-            files = self._files_of(module, str(package), names)
+            files = self._find_module_files(module, str(package), names)
         else:
-            files = {file for name in names if (file := self._file_of(f"{package}/{name}"))}
+            files = {file for name in names if (file := self._find_module_file(f"{package}/{name}"))}
         self.found.modules |= files
         for file in sorted(files):
-            self._take(file, beside, is_sure=is_sure)
+            self._take_file(file, beside, is_sure=is_sure)
 
-    def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
+    def _find_module_files(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
         """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not found."""
         parts, files = module.split("."), set[str]()
         for count in range(1, len(parts) + 1):
             stem = os.path.normpath("/".join([place, *parts[:count]]))
-            files |= {file for file in (self._file_of(stem), self._file_of(f"{stem}/__main__")) if file}
+            files |= {
+                file for file in (self._find_module_file(stem), self._find_module_file(f"{stem}/__main__")) if file
+            }
         whole = "/".join([place, *parts])
-        files |= {file for name in names if (file := self._file_of(os.path.normpath(f"{whole}/{name}")))}
+        files |= {file for name in names if (file := self._find_module_file(os.path.normpath(f"{whole}/{name}")))}
         return files
 
-    def _file_of(self, stem: str) -> str:
+    def _find_module_file(self, stem: str) -> str:
         """Return the file of a module by its path without a suffix; "" if there is no such file."""
         stem = os.path.normpath(stem)
         return next((name for name in (f"{stem}/__init__.py", f"{stem}.py") if self._is_file(name)), "")

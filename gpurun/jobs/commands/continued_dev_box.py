@@ -73,7 +73,7 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
     for file in files:
         target = work / os.fsdecode(raw_name(str(file["name"]))).removeprefix(_FOLDER)
         source = run.unchanged(file)
-        _make_way(work, target)
+        _clear_path_to(work, target)
         shutil.copyfile(source, target)
     same = {"executable": job.command.executable, "commit": job.command.commit}
     return command.model_copy(update=same), run.continued_at(0, files, plan)
@@ -88,7 +88,7 @@ def _files_removed_there(run: EarlierRun) -> Iterator[str]:
                 yield os.fsdecode(raw_name(str(name))).removeprefix(_FOLDER)
 
 
-def _make_way(work: Path, target: Path) -> None:
+def _clear_path_to(work: Path, target: Path) -> None:
     """Make the folders above `target`. Remove a file where a folder must be, and a folder at `target` itself."""
     for parent in [parent for parent in reversed(target.parents) if work in parent.parents]:
         if parent.is_file():

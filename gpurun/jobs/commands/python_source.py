@@ -96,7 +96,7 @@ def _visit(node: ast.AST, found: PythonSource, *, is_sure: bool) -> None:
     elif isinstance(node, ast.Attribute) and node.attr == "path" and getattr(node.value, "id", "") == "sys":
         found.searches_elsewhere = True
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found.constants |= set(_texts(node))
+        found.constants |= set(_find_texts(node))
     children: Iterator[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return  # A docstring.
@@ -119,31 +119,31 @@ def _take_call(call: ast.Call, found: PythonSource) -> None:
         return
     # The file is the first argument, or the object itself, as in Path("a.txt").read_text().
     places = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
-    texts = {text for place in places for text in _texts(place)}
+    texts = {text for place in places for text in _find_texts(place)}
     if name == "save":  # torch.save(model, "a.pt")
-        texts |= {text for place in call.args for text in _texts(place)}
+        texts |= {text for place in call.args for text in _find_texts(place)}
     if name == "open":
         modes = [*call.args[1:2], *(word.value for word in call.keywords if word.arg == "mode")]
-        mode = next((text for place in modes for text in _texts(place)), "r")
+        mode = next((text for place in modes for text in _find_texts(place)), "r")
         (found.writes if set("wax") & set(mode) else found.reads).update(texts)
     elif name in _WRITERS:
         found.writes |= texts
     elif name in _READERS or name.startswith("read_"):
         found.reads |= texts
     if name in _JOINERS:
-        found.folders |= {text for place in call.args for text in _texts(place)}
+        found.folders |= {text for place in call.args for text in _find_texts(place)}
 
 
 def _take_option(call: ast.Call, found: PythonSource) -> None:
     """Add the default of an argparse option if it looks like a file that the program reads."""
-    options = tuple(text for place in call.args for text in _texts(place))
+    options = tuple(text for place in call.args for text in _find_texts(place))
     for word in call.keywords:
-        for text in _texts(word.value) if word.arg == "default" else ():
+        for text in _find_texts(word.value) if word.arg == "default" else ():
             if is_file_name(text) and not any(map(_OPTIONS_WRITTEN.search, options)):
                 found.defaults[text] = options
 
 
-def _texts(node: ast.AST) -> Iterator[str]:
+def _find_texts(node: ast.AST) -> Iterator[str]:
     """Yield the text constants in an expression."""
     for below in ast.walk(node):
         text = below.value if isinstance(below, ast.Constant) else None

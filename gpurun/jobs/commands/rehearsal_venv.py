@@ -59,7 +59,7 @@ def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable
 
 def _install_command(python: Path, limit_s: float) -> list[str]:
     """Return the command that installs packages for a Python: with pip, else uv, else Python's bundled pip."""
-    if _works([sys.executable, "-m", "pip", "--version"]):
+    if _can_run([sys.executable, "-m", "pip", "--version"]):
         return [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input"]
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--python", str(python)]
@@ -67,7 +67,7 @@ def _install_command(python: Path, limit_s: float) -> list[str]:
     return [str(python), "-m", "pip", "install", "--no-input"]
 
 
-def _works(command: Sequence[str]) -> bool:
+def _can_run(command: Sequence[str]) -> bool:
     return subprocess.run(command, env=_child_environment(), capture_output=True, check=False).returncode == 0
 
 

@@ -68,9 +68,11 @@ def refuse_undecided(left: Sequence[LeftOut]) -> None:
         return
     more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
     what = f".gitignore leaves out {named[0].label}, which {named[0].by or 'the command'} names{more}."
-    globs = _globs(file.name for file in named)
+    globs = _make_globs(file.name for file in named)
     raise UsageError(
-        "run.left_out", what, hint=f"Upload it: {_as_flags('--include', globs)}. Or: {_as_flags('--exclude', globs)}"
+        "run.left_out",
+        what,
+        hint=f"Upload it: {_format_flags('--include', globs)}. Or: {_format_flags('--exclude', globs)}",
     )
 
 
@@ -78,14 +80,14 @@ def left_out_warnings(left: Sequence[LeftOut]) -> Iterator[str]:
     """Yield a warning for each group of files left out, with the flags that upload or exclude them."""
     for by in dict.fromkeys(file.by for file in left):
         files = [file for file in left if file.by == by]
-        globs = _globs(file.name for file in files)
+        globs = _make_globs(file.name for file in files)
         labels = ", ".join(file.label for file in files[:_MOST_NAMED])
         more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
         why = "large and binary" if by is None else f"though {by or 'the command'} names it"
         lines = ", ".join(f"!{glob}" for glob in globs)
         yield (
-            f"Left out by .gitignore, {why}: {labels}{more}. To upload: {_as_flags('--include', globs)} "
-            f"(or {lines} in .gpurunignore). If it is not needed: {_as_flags('--exclude', globs)}."
+            f"Left out by .gitignore, {why}: {labels}{more}. To upload: {_format_flags('--include', globs)} "
+            f"(or {lines} in .gpurunignore). If it is not needed: {_format_flags('--exclude', globs)}."
         )
 
 
@@ -152,7 +154,7 @@ def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
     return tuple(sorted(set(found.source.missing) & found.source.is_sure)[:MOST_IMPORTS])
 
 
-def _globs(names: Iterable[str]) -> list[str]:
+def _make_globs(names: Iterable[str]) -> list[str]:
     """Return a few globs that match the files: one for each suffix and folder, or the plain name of a single file."""
     files = [PurePosixPath(name) for name in names]
     groups: dict[str, list[PurePosixPath]] = {}
@@ -164,7 +166,7 @@ def _globs(names: Iterable[str]) -> list[str]:
     return [glob if len(group) > 1 else str(group[0]) for glob, group in groups.items()]
 
 
-def _as_flags(flag: str, globs: Iterable[str]) -> str:
+def _format_flags(flag: str, globs: Iterable[str]) -> str:
     return " ".join(f"{flag} {shlex.quote(glob)}" for glob in globs)
 
 

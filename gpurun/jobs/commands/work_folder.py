@@ -201,7 +201,7 @@ class _Walk:
                 self.left_out[name] = path.lstat().st_size
                 self._hide(name, path, why)
             else:
-                self._take(name, path)
+                self._take_file(name, path)
         del self._git[git:], self._own[own:]
 
     def why(self, path: Path, is_folder: bool = False) -> str:
@@ -225,7 +225,7 @@ class _Walk:
             name = path.relative_to(self.root).as_posix()
             is_let_in = self.include.match_file(name) or _is_ignored(path, False, self._own) is False
             if is_let_in and not self.exclude.match_file(name) and path.is_file():
-                self._take(name, path)
+                self._take_file(name, path)
                 continue
             size += path.lstat().st_size
             self._hide(name, path, why)
@@ -237,7 +237,7 @@ class _Walk:
         elif why:
             self.decided.append(name)
 
-    def _take(self, name: str, path: Path) -> None:
+    def _take_file(self, name: str, path: Path) -> None:
         self.files[name] = path
         if len(self.files) > self.most_files:
             what = f"{self.root} holds more than {self.most_files:,} files."

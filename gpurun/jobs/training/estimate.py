@@ -112,13 +112,13 @@ class Pieces:
 
     def saves_from(self, step: int) -> int:
         """Return how many checkpoints are due from this step on, including the final one."""
-        return self._multiples(self.checkpoint_every, step) + 1
+        return self._count_multiples(self.checkpoint_every, step) + 1
 
     def evaluations_from(self, step: int) -> int:
         """Return how many evaluations are due from this step on, including one for each checkpoint."""
         every, saved = self.eval_every, self.checkpoint_every
-        both = self._multiples(math.lcm(every, saved), step)
-        return self._multiples(every, step) + self._multiples(saved, step) - both + 1
+        both = self._count_multiples(math.lcm(every, saved), step)
+        return self._count_multiples(every, step) + self._count_multiples(saved, step) - both + 1
 
     def beside_from(self, step: int) -> float:
         """Return the work of all evaluations and samples from this step on, in steps."""
@@ -131,7 +131,7 @@ class Pieces:
         layers = self.saves_from(step) * self.sampled_layers
         return layers * LAUNCH_S[0] * FORWARD_SHARE, layers * LAUNCH_S[1] * FORWARD_SHARE
 
-    def _multiples(self, every: int, step: int) -> int:
+    def _count_multiples(self, every: int, step: int) -> int:
         """Return how many steps, from this step on and before the last, are multiples of `every`."""
         return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
 
@@ -199,7 +199,7 @@ def estimate(
     else:
         micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
         speed = _cpu_speed(cpu_cores) if card is None else _gpu_speed(card, offer, recipe, micro_steps)
-        speed = _over_nodes(speed, offer.nodes, is_counted=bool(offer.gpu_count))
+        speed = _scale_to_nodes(speed, offer.nodes, is_counted=bool(offer.gpu_count))
         guess = _estimate_by_speed(speed, recipe, peak, micro_batch, token_flops)
     if count_weight_shards(recipe, offer, processes, vocab_size) == 1:
         return guess
@@ -303,7 +303,7 @@ def _cpu_speed(cores: int) -> _Speed:
     return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
 
 
-def _over_nodes(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
+def _scale_to_nodes(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
     """Return the speed of several nodes together. `is_counted` means that `speed` already includes all nodes' GPUs."""
     if nodes == 1:
         return speed

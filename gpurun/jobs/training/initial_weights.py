@@ -111,7 +111,7 @@ def add_initial_weights(data: DataSummary, resolved: ResolvedRecipe, own: Path |
             f'train.init_from is "{name}", but {weights} does not exist.',
             hint="Put a folder with GPT-2's model.safetensors and config.json there, or a run's checkpoint.",
         )
-    for fault in (*_faults(weights, resolved, data), *(_alphabet_faults(weights, data) if is_own else ())):
+    for fault in (*_find_faults(weights, resolved, data), *(_alphabet_faults(weights, data) if is_own else ())):
         raise UsageError("weights.unfit", f"{weights} {fault}.", hint=_FITS)
     return data.model_copy(update={"bytes": data.bytes + sum(file.stat().st_size for file in files.values())})
 
@@ -189,7 +189,7 @@ def _settings_path(weights: Path) -> Path:
     return weights.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")
 
 
-def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
+def _find_faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
     """Yield each reason why a weights file does not fit this recipe."""
     model = resolved.tables.model
     try:

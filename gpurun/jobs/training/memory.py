@@ -132,7 +132,7 @@ class _Sizes:
 
 def tensor_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:
     """Return the peak bytes of one process's tensors during a training step."""
-    sizes = _sizes(model, micro_batch, vocab_size, way)
+    sizes = _compute_sizes(model, micro_batch, vocab_size, way)
     moments = _step_memory_unsharded if way.shards == 1 else _moments_sharded
     return int(max(moments(model, sizes, way)))
 
@@ -191,7 +191,7 @@ def _block_moments(model: ModelConfig, sizes: _Sizes, way: Way, done: int) -> It
         yield before + fetched * block + block - copies - sizes.layer_bytes
 
 
-def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _Sizes:
+def _compute_sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _Sizes:
     tokens, vocab = micro_batch * model.context, padded_vocab(model, vocab_size)
     kept, width = (_KEPT if way.fused or not model.dropout else _UNFUSED)[model.preset, way.half], model.width
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
@@ -301,7 +301,9 @@ def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vo
         return 1
     if parallel == "fsdp" or REPLICA_BYTES * recipe.parameters(vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
         return processes
-    replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1), recipe.beyond_formula(1))
+    replica = peak_bytes(
+        model, 1, vocab_size, _choose_way(recipe, offer, gradient=True, shards=1), recipe.beyond_formula(1)
+    )
     return 1 if replica <= usable_bytes(offer, processes) else processes
 
 
@@ -309,10 +311,10 @@ def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: in
     """Return the aspects that affect memory when an offer's machine trains a recipe with this micro-batch."""
     shards = count_weight_shards(recipe, offer, processes, vocab_size)
     in_portions = recipe.tables.train.batch_tokens > recipe.tables.model.context * processes * micro_batch
-    return _way(recipe, offer, gradient=in_portions or (processes > 1 and shards == 1), shards=shards)
+    return _choose_way(recipe, offer, gradient=in_portions or (processes > 1 and shards == 1), shards=shards)
 
 
-def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -> Way:
+def _choose_way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -> Way:
     train, on_card = recipe.tables.train, bool(offer.gpu_count)
     half = train.precision != "fp32" if on_card else train.precision in ("bf16", "fp16")
     muon, chunked = recipe.tables.optim.kind == "muon", train.loop == "own"
@@ -370,21 +372,23 @@ def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_s
     def fits(other: ResolvedRecipe) -> bool:
         return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer, processes)
 
-    cuts = list(_reductions(recipe, processes, fits))
-    if recipe.tables.train.parallel == "ddp" and fits(_changed(recipe, "train", parallel="fsdp")):
+    cuts = list(_suggest_reductions(recipe, processes, fits))
+    if recipe.tables.train.parallel == "ddp" and fits(_change_table(recipe, "train", parallel="fsdp")):
         cuts.insert(0, "parallel ddp -> fsdp")
     if not cuts:
         return f"{needs}: reducing only context, layers or width would not be enough"
     return f"{needs}: {' or '.join(cuts)} would fit"
 
 
-def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
+def _change_table(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
     tables = recipe.tables
     changed: dict[str, Any] = {table: replace(getattr(tables, table), **keys)}
     return replace(recipe, tables=replace(tables, **changed))
 
 
-def _reductions(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]) -> Iterator[str]:
+def _suggest_reductions(
+    recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]
+) -> Iterator[str]:
     """Yield, for each dimension, a reduction to the largest value that fits and that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
@@ -396,7 +400,7 @@ def _reductions(recipe: ResolvedRecipe, processes: int, fits: Callable[[Resolved
     for name, values in allowed.items():
 
         def is_too_large(value: int, name: str = name) -> bool:
-            return not fits(_changed(recipe, "model", **{name: value}))
+            return not fits(_change_table(recipe, "model", **{name: value}))
 
         # If a value fits, all smaller values also fit.
         if place := bisect_left(values, True, key=is_too_large):

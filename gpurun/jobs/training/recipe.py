@@ -96,11 +96,11 @@ class ResolvedRecipe:
 
     def parameters(self, vocab_size: int = 0) -> int:
         """Return the number of parameters. `vocab_size` is the tokeniser's, used if the model's own is 0."""
-        return self._counts(vocab_size)[0]
+        return self._count_parameters_and_flops(vocab_size)[0]
 
     def flops_per_token(self, vocab_size: int = 0) -> int:
         """Return the training FLOPs per token, as `schema.flops_per_token` computes them."""
-        return self._counts(vocab_size)[1]
+        return self._count_parameters_and_flops(vocab_size)[1]
 
     def official_parameters(self, vocab_size: int = 0) -> int:
         """Return the number of parameters of gpurun's own model with these tables."""
@@ -111,7 +111,7 @@ class ResolvedRecipe:
         (first, least), (last, most) = self.beyond
         return least + (most - least) * (micro_batch - first) // max(1, last - first)
 
-    def _counts(self, vocab_size: int) -> tuple[int, int]:
+    def _count_parameters_and_flops(self, vocab_size: int) -> tuple[int, int]:
         if self.reader is not None:
             return self.reader.counts(self.record, vocab_size)
         return self.official_parameters(vocab_size), flops_per_token(self.tables.model, vocab_size)
@@ -173,7 +173,7 @@ def resolve(
         try:
             tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
         except schema.RecipeError as error:
-            raise _refusal(error, where) from None
+            raise _explain_recipe_error(error, where) from None
         checked = check_tables(tables, where=where)
     if processes is None:
         count = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
@@ -192,8 +192,8 @@ def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.Hardwa
     try:
         checked: schema.HardwareConfig = schema.read_table(schema.HardwareConfig, hardware, "hardware", is_whole=False)
     except schema.RecipeError as error:
-        raise _refusal(error, where) from None
-    return _on_one_node(checked, where)
+        raise _explain_recipe_error(error, where) from None
+    return _require_one_node(checked, where)
 
 
 def known_override(text: str) -> recipe_file.Override | None:
@@ -228,12 +228,12 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
     try:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
-        raise _refusal(error, where) from None
-    _on_one_node(recipe.hardware, where)
+        raise _explain_recipe_error(error, where) from None
+    _require_one_node(recipe.hardware, where)
     return recipe
 
 
-def _on_one_node(hardware: schema.HardwareConfig, where: str) -> schema.HardwareConfig:
+def _require_one_node(hardware: schema.HardwareConfig, where: str) -> schema.HardwareConfig:
     if (need := parse_gpu(hardware.gpu, name="hardware.gpu")).nodes > 1:
         _refuse(where, f"hardware.gpu {need} is {need.nodes} nodes, but several nodes can be requested only with --gpu")
     return hardware
@@ -258,12 +258,12 @@ def _known_tables(record: Mapping[str, Any], where: str) -> RecipeTables:
     try:
         recipe: RecipeTables = schema.read_table(RecipeTables, known, "", is_whole=False)
     except schema.RecipeError as error:
-        raise _refusal(error, where) from None
-    _on_one_node(recipe.hardware, where)
+        raise _explain_recipe_error(error, where) from None
+    _require_one_node(recipe.hardware, where)
     return recipe
 
 
-def _refusal(error: schema.RecipeError, where: str) -> UsageError:
+def _explain_recipe_error(error: schema.RecipeError, where: str) -> UsageError:
     """Return the error for an invalid recipe, with the recipe's name (`where`) and a hint."""
     what, hint = f"{where}: {error}.", "Change one of them, in the file or by --set."
     if error.kind == "unknown_key":

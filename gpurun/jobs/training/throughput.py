@@ -61,9 +61,9 @@ class Meter:
     def __init__(self, resolved: Mapping[str, Any], steps: int = 0) -> None:
         """Measure a run of a resolved recipe; if `steps` is above 0, a command, of which nothing else is known."""
         self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.from_recipe(resolved)
-        self._begin()
+        self._reset_counts()
 
-    def _begin(self) -> None:
+    def _reset_counts(self) -> None:
         """Reset all counts, because a new process of the trainer has started."""
         self._first: int | None = None
         self._last: tuple[int, float] = (0, 0.0)
@@ -83,7 +83,7 @@ class Meter:
         """Process an event. Return the measured speed, or None until fifty steps after the first step are measured."""
         match event:
             case StartEvent():
-                self._begin()
+                self._reset_counts()
             case EvaluationEvent():
                 self._evals_s += event.eval_s or 0.0
                 self._evals, self._is_clean = self._evals + 1, False
@@ -94,10 +94,10 @@ class Meter:
                 self._saves += isinstance(event, CheckpointEvent)
                 self._is_clean = False
             case StepEvent():
-                return self._step(event)
+                return self._take_step(event)
         return None
 
-    def _step(self, event: StepEvent) -> MeasuredSpeed | None:
+    def _take_step(self, event: StepEvent) -> MeasuredSpeed | None:
         step = event.step
         elapsed_s = event.elapsed_s
         pieces = self._pieces
@@ -106,15 +106,15 @@ class Meter:
         if self._first is None:
             self._first, self._start_s = step, elapsed_s
         else:
-            self._count(step - self._last[0], elapsed_s - self._last[1])
+            self._add_step_time(step - self._last[0], elapsed_s - self._last[1])
         self._last, self._is_clean = (step, elapsed_s), True
         memory = event.memory_peak_bytes
         self._memory = memory if memory is not None and 0 < memory < 1 << 50 else None
         if step - self._first < MEASURED_STEPS or step == pieces.steps:
             return None
-        return self._measured(pieces)
+        return self._compute_speed(pieces)
 
-    def _count(self, steps: int, took_s: float) -> None:
+    def _add_step_time(self, steps: int, took_s: float) -> None:
         """Add the time between two step events, separately if it includes an evaluation, a sample or a checkpoint."""
         if self._is_clean:
             self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
@@ -155,7 +155,7 @@ class Meter:
         usual_s = statistics.median(self._paces) if self._paces else 0.0
         return usual_s if usual_s > 0 else self._step_s()
 
-    def _measured(self, pieces: Pieces) -> MeasuredSpeed | None:
+    def _compute_speed(self, pieces: Pieces) -> MeasuredSpeed | None:
         (step, elapsed_s), step_s = self._last, self._usual_step_s()
         if step_s is None:
             return None

@@ -137,7 +137,7 @@ class Downloader:
         waiting = list(files)
         while waiting and self.gone is None:
             try:
-                waiting = self._pass_over(waiting)
+                waiting = self._try_each_once(waiting)
                 held = [why for file in waiting if isinstance(why := self._why[file.name], StoreFull | HeldElsewhere)]
                 yield from (why for why in held if isinstance(why, StoreFull))
                 if held:
@@ -154,17 +154,17 @@ class Downloader:
             if not self._is_settled(file) and self._inventory.has(file):
                 self._count(file)
 
-    def _pass_over(self, waiting: list[ManifestFile]) -> list[ManifestFile]:
+    def _try_each_once(self, waiting: list[ManifestFile]) -> list[ManifestFile]:
         """Try each file once, in this order, and many small files in one stream. Return the files to retry."""
         left: list[ManifestFile] = []
         for is_small, run in groupby(waiting, key=lambda file: file.bytes < SMALL_BYTES):
             files = [file for file in run if not self._is_settled(file)]
             for some in group_files(files) if is_small and len(files) >= LEAST_FILES else ():
-                self._gather(some)
+                self._download_together(some)
             left += [file for file in files if not self._finish(file)]
         return left
 
-    def _gather(self, files: Sequence[ManifestFile]) -> None:
+    def _download_together(self, files: Sequence[ManifestFile]) -> None:
         """Download small files together.
 
         A file that fails is downloaded separately afterwards, and then gets an error that names its own cause.
@@ -342,7 +342,7 @@ class BackgroundDownload:
         self._inventory.remember(manifest)
         self._listing_s = self._clock.monotonic() - began_mono
         self._remove_replaced(manifest)
-        files = self._affordable(manifest)
+        files = self._select_affordable(manifest)
         before = self._inventory.memory
         self._inventory.note(files=tuple(sorted({*before.files, *(file.name for file in files)})))
         waits = _SpeedMeter(self._clock, self._over)
@@ -355,7 +355,7 @@ class BackgroundDownload:
         waits.raise_if_stopped()  # The collect step has begun: do not remove files any more.
         self._note_newest(manifest, {*downloads.here})
 
-    def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
+    def _select_affordable(self, manifest: Manifest) -> list[ManifestFile]:
         """Return the files to download now, those of the latest checkpoint first.
 
         If egress is charged, return only the latest checkpoint, or on a dev box the smallest files, as far as the

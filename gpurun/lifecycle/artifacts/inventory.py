@@ -175,7 +175,7 @@ class Inventory:
         try:
             return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
-            return _memory_of_old(self.folder.path)
+            return _read_old_memory(self.folder.path)
         except (OSError, ValueError):
             return Memory(left=None)
 
@@ -239,7 +239,7 @@ class Inventory:
         The result has all files and all missing names, even if the record keeps them in separate files.
         """
         if (collected := last_typed(records, CollectObserved)) is None:
-            return self._counted_early(self.remembered() or Manifest())
+            return self._count_early(self.remembered() or Manifest())
         data = collected.as_data()
         with suppress(ValueError):
             files = read_stated_files(self.folder, collected.files, collected.listed)
@@ -250,7 +250,7 @@ class Inventory:
             }
         return data
 
-    def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
+    def _count_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
         due = due_files(manifest) if all(file.name in here for file in newest_files(manifest)) else manifest.files
         return {
@@ -321,7 +321,7 @@ def _size_of(path: Path) -> int:
     return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises if a folder is not readable.
 
 
-def _memory_of_old(folder: Path) -> Memory:
+def _read_old_memory(folder: Path) -> Memory:
     """Return the notes in the four files of an earlier gpurun, as far as they can be read."""
     memory, fields = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
@@ -394,7 +394,7 @@ class EgressBudget:
         if self.limit_bytes is None:
             return None
         with self._inventory.alone() as memory:
-            left = self._requested(memory)
+            left = self._list_requested_bytes(memory)
             if _BUCKET not in left:
                 left |= {_BUCKET: max(0, self.limit_bytes - sum(left.values()))}
                 self._inventory.write(memory, left=left)
@@ -403,7 +403,7 @@ class EgressBudget:
     @property
     def spent_bytes(self) -> int:
         """Return how many bytes have been requested so far."""
-        return sum(self._requested(self._inventory.memory).values())
+        return sum(self._list_requested_bytes(self._inventory.memory).values())
 
     def take(self, files: Iterable[ManifestFile], *, by_step: int | None = None) -> bool:
         """Return whether the budget allows these files now; if so, note them. A file that was noted before is free.
@@ -415,7 +415,7 @@ class EgressBudget:
             return True
         share = 1.0 if by_step is None else min(1.0, by_step / self._steps)
         with self._inventory.alone() as memory:
-            left = self._requested(memory) | {file.sha256: file.bytes for file in files}
+            left = self._list_requested_bytes(memory) | {file.sha256: file.bytes for file in files}
             if sum(left.values()) > self.limit_bytes * share:
                 return False
             self._inventory.write(memory, left=left)
@@ -426,8 +426,10 @@ class EgressBudget:
         if self.limit_bytes is None:
             return
         with self._inventory.alone() as memory:
-            self._inventory.write(memory, left={file.sha256: file.bytes for file in files} | self._requested(memory))
+            self._inventory.write(
+                memory, left={file.sha256: file.bytes for file in files} | self._list_requested_bytes(memory)
+            )
 
-    def _requested(self, memory: Memory) -> dict[str, int]:
+    def _list_requested_bytes(self, memory: Memory) -> dict[str, int]:
         """Return the requested bytes by digest. If the notes cannot be read, the whole budget counts as spent."""
         return dict(memory.left) if memory.left is not None else {"": self.limit_bytes or 0}

@@ -69,7 +69,7 @@ class LocalCopy:
             return
         try:
             if self._size() + len(chunk) > self._most_bytes:
-                self._drop()
+                self._drop_tail()
             with self.path.open("ab") as out:
                 out.write(chunk)
         except OSError as error:
@@ -79,7 +79,7 @@ class LocalCopy:
                 hint="Free some disk space here: gpurun then continues. Training continues until its lease ends.",
             ) from None
 
-    def _drop(self) -> None:
+    def _drop_tail(self) -> None:
         """Drop everything after the head. Truncate before noting it: a crash in between only repeats that read."""
         dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
         if self._size() > self._head_bytes:
@@ -163,7 +163,7 @@ class Drain:
     def may_continue(self, poll: Poll) -> bool:
         """Return whether there is more to fetch and the limit allows it. The first call notes the end of training."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
-        if (noted := self._noted()) is None:
+        if (noted := self._read_note()) is None:
             noted = self._clock.wall(), here
             write_atomic(self._note, json.dumps({"ended_wall": noted[0], "bytes": here}).encode())
         ended_wall, by_then = noted
@@ -172,11 +172,11 @@ class Drain:
 
     def record(self) -> dict[str, object]:
         """Return a record's field with the seconds since training ended; empty if it is less than one second."""
-        noted = self._noted()
+        noted = self._read_note()
         spent_s = self._clock.wall() - noted[0] if noted else 0.0
         return {"drained_s": round(spent_s, 3)} if spent_s >= 1 else {}
 
-    def _noted(self) -> tuple[float, int] | None:
+    def _read_note(self) -> tuple[float, int] | None:
         try:
             noted = read_object(self._note)
             return float(noted["ended_wall"]), int(noted["bytes"])

@@ -117,13 +117,13 @@ def bring_now(
                 if not tries_left:
                     raise
             except MachineLost as lost:
-                raise _unreachable(lost) from lost
+                raise _make_unreachable_error(lost) from lost
             except OSError as error:
                 what = f"{folder.path} cannot be written: {error.strerror}."
                 hint = "Fix that, or free some disk space, then run the command again. The run continues."
                 raise CollectFailed("collect.cannot_store", what, hint=hint) from error
     for why in downloads.missing.values():
-        raise _unreachable(why) if isinstance(why, MachineLost) else why
+        raise _make_unreachable_error(why) if isinstance(why, MachineLost) else why
     chosen_names = {file.name for file in files}
     left = [file for file in manifest.files if file.name not in chosen_names and not inventory.has(file)]
     return Brought(manifest, tuple(files), tuple(left))
@@ -176,7 +176,7 @@ def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = Fa
     return sorted(found, key=lambda file: (-file.step, file.kind != "weights", file.name))
 
 
-def _unreachable(lost: MachineLost) -> CollectFailed:
+def _make_unreachable_error(lost: MachineLost) -> CollectFailed:
     hint = "What was downloaded before is kept. `gpurun ps` shows the state of the run."
     return CollectFailed(UNREACHABLE, f"The machine cannot be reached: {lost.what}", hint=hint)
 
@@ -279,14 +279,14 @@ def _copy_verified(source: Path, place: Path, file: ManifestFile, folder: Path) 
             out.flush()
             fsync_file(out.fileno())
         if digest.hexdigest() != file.sha256:
-            raise _altered(source)
+            raise _make_altered_error(source)
         os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)
     fsync_folder(place.parent)
 
 
-def _altered(source: Path) -> GpurunError:
+def _make_altered_error(source: Path) -> GpurunError:
     return CollectFailed(
         "collect.altered",
         f"{source} has changed since it was downloaded: its digest is different.",

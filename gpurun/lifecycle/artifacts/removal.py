@@ -47,11 +47,11 @@ def removal_of(home: Home, name: str) -> Removal:
     if sight.unfinished:
         what = f"{name} is not over: its machine is not proven gone, or its journal is not closed."
         raise UsageError("rm.unfinished", what, hint=f"gpurun stop {name} ends it; gpurun ps shows its state.")
-    if needed_by := _continued_by(home, name):
+    if needed_by := _find_continuing_run(home, name):
         what = f"{needed_by} continues {name} and is not over."
         raise UsageError("rm.needed", what, hint=f"Wait for its end: gpurun wait {needed_by}")
     folder, found = sight.folder, list[Path]()
-    for place in _places(folder):
+    for place in _list_places(folder):
         if place.is_symlink():
             what = f"{place} is a link, and its target may belong to another run too."
             raise UsageError("rm.link", what, hint="Remove its target yourself, if nothing else needs it.")
@@ -60,7 +60,7 @@ def removal_of(home: Home, name: str) -> Removal:
         folder=folder,
         files=len(found),
         bytes=sum(path.stat().st_size for path in found),
-        checkpoints=tuple(sorted(_checkpoints(sight, found))),
+        checkpoints=tuple(sorted(_list_checkpoints(sight, found))),
         bucket=sight.plan.choices.stage or "",
     )
 
@@ -70,7 +70,7 @@ def remove(removal: Removal, wall: float) -> None:
     note = {"v": 1, "wall": wall, "files": removal.files, "bytes": removal.bytes}
     try:
         write_atomic(removal.folder.removed, json.dumps(note).encode() + b"\n")
-        for place in _places(removal.folder):
+        for place in _list_places(removal.folder):
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
     except OSError as error:
@@ -78,11 +78,11 @@ def remove(removal: Removal, wall: float) -> None:
         raise SetupError("rm.failed", what, hint="Give yourself write access to it, then try again.") from error
 
 
-def _places(folder: RunFolder) -> tuple[Path, ...]:
+def _list_places(folder: RunFolder) -> tuple[Path, ...]:
     return folder.artifacts, folder.data
 
 
-def _continued_by(home: Home, name: str) -> str:
+def _find_continuing_run(home: Home, name: str) -> str:
     """Return the name of an unfinished run that continues this run; "" if there is none."""
     for other in planned_runs(home, only_open=True):
         opened = last_typed(look_at_run(home, other).records, RunOpened)
@@ -91,7 +91,7 @@ def _continued_by(home: Home, name: str) -> str:
     return ""
 
 
-def _checkpoints(sight: Sight, found: Iterable[Path]) -> Iterator[str]:
+def _list_checkpoints(sight: Sight, found: Iterable[Path]) -> Iterator[str]:
     """Yield the checkpoint files among those that would be removed."""
     for path in found:
         name = os.path.relpath(path, sight.folder.artifacts)

@@ -49,7 +49,7 @@ AGENT_STOPS = {
 def outcome_of(status: Status, context: Context) -> TrainObserved:
     """Return the record `train.observed`, which states how the training ended."""
     last, outputs = read_last_events(context.folder.events)
-    ended = _with_memory(_end_fields(status, last, context), status)
+    ended = _add_memory_fields(_end_fields(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
     traits, is_kept = context.provider.traits, context.is_shared
@@ -60,16 +60,16 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
     request = read_stop_request(context.folder)
     if request is not None and request.leaves:
         ended["outputs"]["given_up"] = True
-    faults = [_elsewhere(outputs.elsewhere, traits)] if outputs.elsewhere.files else []
+    faults = [_describe_files_elsewhere(outputs.elsewhere, traits)] if outputs.elsewhere.files else []
     if ended["outcome"] == "done" and ended["reason"] != "rehearsal":
-        faults = [*_killed_processes(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
-        if reason := _reason(outputs, is_kept=is_kept):
+        faults = [*_killed_processes(outputs.still_working), *_describe_unmatched(outputs.unmatched), *faults]
+        if reason := _get_outputs_reason(outputs, is_kept=is_kept):
             ended |= {"outcome": "failed", "reason": reason}
     ended["message"] = "; ".join(filter(None, (ended["message"], *faults)))
     return TrainObserved(**ended)
 
 
-def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
+def _get_outputs_reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
     """Return why the outputs of a command with exit code 0 are incomplete, as a reason code; "" if they are complete.
 
     Files outside the command's folder are not lost if the machine keeps them (`is_kept`).
@@ -89,7 +89,7 @@ def _killed_processes(names: tuple[str, ...]) -> list[str]:
     return [f"{what}: run it in the foreground (drop the &, or end the script with `wait`)"]
 
 
-def _unmatched(flags: tuple[str, ...]) -> list[str]:
+def _describe_unmatched(flags: tuple[str, ...]) -> list[str]:
     if not flags:
         return []
     return [
@@ -97,19 +97,19 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _elsewhere(left: FilesLeft, traits: Traits) -> str:
+def _describe_files_elsewhere(left: FilesLeft, traits: Traits) -> str:
     """Return a message about results that a collect does not download: their names, sizes and what to do."""
     what = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
     what += ", ".join(names) + (" and more" if left.files > len(names) else "")
-    cure = _advice(left.first[0][0] if left.first else "")
+    cure = _advise_on_file(left.first[0][0] if left.first else "")
     if traits.is_this_computer:
         return f"{what}; they stay there on this computer. A rented machine would lose them: {cure}"
     stay = "" if traits.removes_files else " and stay where they are"
     return f"{what}; they were not downloaded{stay}: {cure}"
 
 
-def _advice(name: str) -> str:
+def _advise_on_file(name: str) -> str:
     """Return what to do about such a file: use an --outputs glob if its folder allows one, else write elsewhere."""
     folder = name.rpartition("/")[0]
     is_below_home = name.startswith("~/") and not name.startswith("~/.")
@@ -166,7 +166,7 @@ def _end_fields(status: Status, last: StopEvent | None, context: Context) -> Jso
     }
 
 
-def _with_memory(ended: Json, status: Status) -> Json:
+def _add_memory_fields(ended: Json, status: Status) -> Json:
     """Add the agent's figures about the machine's memory to the fields of a failed job; return the fields."""
     if ended["outcome"] != "failed":
         return ended
@@ -308,10 +308,10 @@ class Silence:
         if self._context.clock.wall() - since_wall < 2 * self._longest_s:
             return
         self._since_wall = since_wall
-        words = self._words(status, self._since_wall)
+        words = self._describe_silence(status, self._since_wall)
         yield Incident(code=JOB_SILENT, message=words, since_wall=self._since_wall)
 
-    def _words(self, status: Status, since_wall: float) -> str:
+    def _describe_silence(self, status: Status, since_wall: float) -> str:
         """Return a message with the start of the silence, the GPUs' utilisation, the price, and what ends the job."""
         plan, used = self._context.plan, [card.use_percent for card in status.gpus if card.use_percent is not None]
         silent_s = max(0.0, self._context.clock.wall() - since_wall)

@@ -64,7 +64,7 @@ class Monitor:
         The notes report extra machines. The next check ends those that the journal has.
         """
         if self._looking is None:
-            self._looking = context.begin(lambda: self._look(state, context))
+            self._looking = context.begin(lambda: self._read_machines(state, context))
         if not self._looking.wait(0.0):
             return
         looked, self._looking = self._looking, None
@@ -91,7 +91,7 @@ class Monitor:
         usual_s = SOON_S if context.unsettled_s(state) > 0 else LATER_S
         return min(LONGEST_S, usual_s * self._slower) * (1.0 + JITTER * self._chance.random())
 
-    def _look(self, state: RunState, context: Context) -> _Seen:
+    def _read_machines(self, state: RunState, context: Context) -> _Seen:
         """Read the run's machines at every provider that it used.
 
         Also request the end of the extra machines in the journal.
@@ -106,7 +106,7 @@ class Monitor:
                 continue
             provider = context.provider_of(attempts[0].provider, attempts[0].region)
             tokens = {attempt.token for attempt in attempts}
-            for second in self._extras(provider, state, own, seen):
+            for second in self._find_extras(provider, state, own, seen):
                 listed.add(second.id)
                 if second.id not in state.extras and (second.id in self._listed or _is_alive(provider, second)):
                     seen.alive.append(second)
@@ -120,7 +120,7 @@ class Monitor:
             self._shorten_training(state, context)
         return seen
 
-    def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
+    def _find_extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
         """Return the living machines with the run's tokens, except the one that is or may become its own machine."""
         tokens = {attempt.token for attempt in state.attempts.values()} - (set() if own else {state.token})
         try:

@@ -89,7 +89,7 @@ def look_at_instance(
         listed = provider.find(token)
     except Exception as error:  # noqa: BLE001 - any failure is a missing reply.
         return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
-    answer = digest_json([_plain(machine), [_plain(other) for other in listed]])
+    answer = digest_json([_dump_instance(machine), [_dump_instance(other) for other in listed]])
     # Some clouds list dead machines for an hour, and include machines with a similar name.
     alive = any(other.id != but for other in living_instances(listed, token))
     facts = (machine.state, machine.ended_wall, machine.ran_s) if machine else (InstanceState.GONE, None, None)
@@ -97,7 +97,7 @@ def look_at_instance(
     return InstanceReading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
 
 
-def _plain(instance: Instance | None) -> object:
+def _dump_instance(instance: Instance | None) -> object:
     return instance.model_dump(mode="json") if instance else None
 
 

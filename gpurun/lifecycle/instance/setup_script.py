@@ -46,18 +46,18 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
             tell(int(said.ran_s), said.tail)
             took_s = context.clock.monotonic() - begun_mono
             if is_on and took_s > limit_s + KILL_ALLOWANCE_S:
-                raise _failed(said, limit_s, context)
+                raise _make_script_error(said, limit_s, context)
             if not is_on and not is_behind:
                 break
             if not is_behind:
                 context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # After a quick script, do not wait long.
     log.close(said)
     if (said.state, said.exit_code) != ("ended", 0):
-        raise _failed(said, limit_s, context)
+        raise _make_script_error(said, limit_s, context)
     return took_s
 
 
-def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
+def _make_script_error(said: SetUp, limit_s: float, context: Context) -> SetupError:
     """Return the error for a script that failed, with its last lines."""
     code, hint = "setup.failed", "Fix the script; your own machine is a cheap place to try it."
     if PIP_MARK in said.tail:

@@ -59,12 +59,12 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     born = get_instance(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
     check_made(born, context.plan)
-    clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
+    clock, to_set_up_s, took_s = context.clock, _planned_setup_s(context), 0.0
     started = clock.monotonic()
 
     def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, MachineFacts | None]:
         far.install_agent()
-        armed = _timer_read_back(far, instance, context)
+        armed = _read_back_timer(far, instance, context)
         return far, armed, None if to_set_up_s else _read_facts(far, state, context)
 
     up = yield from _wait_for_answer(install, state, context, to_set_up_s, early)
@@ -79,7 +79,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         if answer is None:
             return
         instance, _, facts = answer
-    missing = yield from _wait_for_answer(partial(_missing, context), state, context, 0.0)
+    missing = yield from _wait_for_answer(partial(_find_missing_modules, context), state, context, 0.0)
     if missing is None:
         return
     network: LinkSpeed | None = None
@@ -130,7 +130,7 @@ def _read_facts(far: FarSide, state: RunState, context: Context) -> MachineFacts
         return far.hello(on_wait=on_wait)
 
 
-def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
+def _find_missing_modules(context: Context, far: FarSide, _: Instance) -> Missing:
     """Return the command's modules that the machine's Python lacks; none if the run is on this computer."""
     job = context.plan.job
     if not job.imports or context.plan.mode is not Mode.PAID:
@@ -233,7 +233,7 @@ def _poll_until_answer(
     with suppress(Unknown):  # The job may have ended before its first reading.
         if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
             raise why
-    raise _given_up(born, context.clock.monotonic() - started, last)
+    raise _make_timeout_error(born, context.clock.monotonic() - started, last)
 
 
 def _temporary_refusal(refusal: FarRefusal, *, is_own: bool) -> str:
@@ -245,7 +245,7 @@ def _temporary_refusal(refusal: FarRefusal, *, is_own: bool) -> str:
     return refusal.what
 
 
-def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
+def _make_timeout_error(born: Instance, waited_s: float, last: str) -> NoOffer:
     what = f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}."
     return NoOffer("boot.timeout", what, hint=place_facts(born.provider).boot_hint)
 
@@ -294,7 +294,7 @@ def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool
     return is_coming or waited_s < context.plan.lease.boot_s
 
 
-def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int | None:
+def _read_back_timer(far: FarSide, instance: Instance, context: Context) -> int | None:
     """Read back the deadline of the machine's guard and return it; None if the provider has no guard.
 
     Raise NoOffer if no guard answers although the plan promises one, because then only this computer would end the
@@ -316,7 +316,7 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
     )
 
 
-def _planned_s(context: Context) -> float:
+def _planned_setup_s(context: Context) -> float:
     """Return the time limit of the --setup script in seconds: as planned, else the boot time; 0 without a script."""
     lease = context.plan.lease
     return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0

@@ -52,7 +52,7 @@ def settle_run(state: RunState, context: Context) -> Iterator[Note]:
     If an earlier process was killed after it wrote the ledger, the receipt stays as it is and is recorded first. Any
     later finding comes after it in the journal.
     """
-    is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
+    is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _read_ledger_link(context)
     if link is not None and not is_over:
         _settle_by_receipt(state, context)  # Before the record is written, because after it this step never runs again.
         yield ReceiptObserved(seq=link.seq, sha256=link.receipt_sha256)
@@ -109,7 +109,7 @@ def _settle_by_receipt(state: RunState, context: Context) -> None:
                 context.budgets.settle(token, Micros(cost if sent[-1:] == [token] else 0), receipt.sha256)
 
 
-def _link(context: Context) -> Link | None:
+def _read_ledger_link(context: Context) -> Link | None:
     """Return the run's line in the ledger, or None. Whoever writes the receipt reports a damaged ledger."""
     with suppress(OSError):
         return read_chain(context.home.ledger).link_of(context.folder.name)
@@ -125,10 +125,10 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
     red: list[MayBeBilling] = []
     for request in _create_requests(state, context):
         try:
-            opened.append((request, _open(request, state, context)))
+            opened.append((request, _open_provider(request, state, context)))
         except (SetupError, Unknown, MayBeBilling) as error:
             if request.late or request.is_billed:
-                red.append(error if isinstance(error, MayBeBilling) else _cannot_end(request, error))
+                red.append(error if isinstance(error, MayBeBilling) else _make_cannot_end_error(request, error))
             else:  # The end of this request's machine is already proven.
                 yield from note_once(_no_answer_note(request.provider, error), context)
     for part in (_end_late_machines, _remove_leftovers):
@@ -142,14 +142,14 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
         raise red[0]
 
 
-def _open(request: _CreateRequest, state: RunState, context: Context) -> Provider:
+def _open_provider(request: _CreateRequest, state: RunState, context: Context) -> Provider:
     """Return the provider of a create request. Raise MayBeBilling if its key is known to belong to another account."""
     provider = context.provider_of(request.provider, request.region)
     # A machine that is known to live is ended with any key; only its proof needs the right key (`check_account`). The
     # key of an unknown account may be used too: what it sees is removed, and what it does not see proves nothing.
     is_named = request.account.startswith(NAMED)
     if is_named and not request.late and is_other_account(provider, request.account, request.token):
-        raise other_account(provider, _state_of(request, state))
+        raise other_account(provider, _make_request_state(request, state))
     return provider
 
 
@@ -216,10 +216,10 @@ def came_late(found: Instance, state: RunState) -> Note:
 
 def _check_account_of(request: _CreateRequest, provider: Provider, state: RunState, context: Context) -> CheckAccount:
     """Return the function that checks the account of this create request (see `check_account`)."""
-    return partial(check_account, _state_of(request, state), replace(context, provider=provider))
+    return partial(check_account, _make_request_state(request, state), replace(context, provider=provider))
 
 
-def _state_of(request: _CreateRequest, state: RunState) -> RunState:
+def _make_request_state(request: _CreateRequest, state: RunState) -> RunState:
     """Return the state with the token and account of this create request."""
     return state.model_copy(update={"token": request.token, "account": request.account})
 
@@ -244,7 +244,7 @@ def _remove_leftovers(request: _CreateRequest, provider: Provider, state: RunSta
             for note in _check_account_of(request, provider, state, context)():
                 yield from note_once(note, context)
         except (SetupError, Unknown) as error:
-            raise _cannot_end(request, error) from error
+            raise _make_cannot_end_error(request, error) from error
     is_given_up = state.stop == "destroy" and state.reason != "lease"
     if state.shared == "kept" and request.token == state.token and not is_given_up:
         message = f"missing files are kept on the cluster, in the folder {request.token} of its workdir: "
@@ -255,11 +255,11 @@ def _remove_leftovers(request: _CreateRequest, provider: Provider, state: RunSta
     billed = [leftover for leftover in left if leftover.billed]
     for leftover in left:
         if leftover not in billed:
-            yield from note_once(_left_note(leftover, request.token), context)
+            yield from note_once(_make_leftover_note(leftover, request.token), context)
         elif not request.is_billed:
-            yield _left_note(leftover, request.token)
+            yield _make_leftover_note(leftover, request.token)
     if billed:
-        raise _still_billed(billed[0], provider, context.plan.run)
+        raise _make_billed_error(billed[0], provider, context.plan.run)
     if request.is_billed:
         gone = f"what was billed beside {request.token} is gone"
         yield Incident(code="leftover_gone", message=gone, token=request.token)
@@ -294,21 +294,21 @@ def _create_requests(state: RunState, context: Context) -> Iterator[_CreateReque
         yield _CreateRequest(intent.provider, region, intent.token, intent.account, late, is_billed)
 
 
-def _cannot_end(request: _CreateRequest, error: SetupError | Unknown) -> MayBeBilling:
+def _make_cannot_end_error(request: _CreateRequest, error: SetupError | Unknown) -> MayBeBilling:
     """Return the error for billed machines or resources at a provider that does not answer now."""
     why, hint = (error.what, error.hint) if isinstance(error, SetupError) else (str(error), "Try again.")
     left = ", ".join(request.late) or f"what is beside {request.token}"
     return MayBeBilling("destroy.cannot_ask", f"{request.provider} cannot end {left} now: {why}", hint=hint)
 
 
-def _left_note(left: Leftover, token: str) -> Note:
+def _make_leftover_note(left: Leftover, token: str) -> Note:
     """Return the incident for a leftover. A billed leftover keeps the run red until it is gone."""
     what = f"{left.kind} {left.id} is still at {left.provider}; `gpurun reap` removes it"
     billed: Json = {"token": token, "billed": True} if left.billed else {}
     return Incident(code="leftover", message=what, **billed)
 
 
-def _still_billed(left: Leftover, provider: Provider, run: str) -> MayBeBilling:
+def _make_billed_error(left: Leftover, provider: Provider, run: str) -> MayBeBilling:
     return MayBeBilling(
         "destroy.leftover",
         f"The machine is gone, but its {left.kind} {left.id} at {left.provider} is not, and it is billed.",

@@ -78,7 +78,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
         latest=manifest.latest,
         best=manifest.best.model_dump(mode="json") if manifest.best else None,
         seconds=round(context.clock.monotonic() - started, 3),
-        **_egress(context, budget, downloads.repeated_bytes),
+        **_count_egress(context, budget, downloads.repeated_bytes),
         **more,
     )
     if gone is not None or downloads.missing:
@@ -130,7 +130,7 @@ def _read_manifest_or_last(
         return known, gone
 
 
-def _egress(context: Context, budget: EgressBudget, repeated_bytes: int) -> Json:
+def _count_egress(context: Context, budget: EgressBudget, repeated_bytes: int) -> Json:
     """Return the bytes that left the machine during the run, and their cost; {} if they are free."""
     if budget.limit_bytes is None:
         return {}

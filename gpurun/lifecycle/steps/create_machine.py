@@ -62,7 +62,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     attempt uses the next approved offer and a new token.
     """
     if state.token:
-        yield from _look_for(state, context)
+        yield from _look_for_machine(state, context)
         return
     if state.attempt - state.attempts_before - state.passed_over >= ATTEMPTS:
         raise NoOffer(
@@ -76,8 +76,8 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     _refuse_beside_copy(state, context)
     context.raise_if_stopped(state)
     spent = _spent_so_far(state, context)
-    order, asked_wall = _order(spent, state, context), context.clock.wall()
-    yield _intent(order, spent, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
+    order, asked_wall = _make_order(spent, state, context), context.clock.wall()
+    yield _make_intent(order, spent, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
         unsent = "it was not sent: this computer slept, so the deadline is too near"
@@ -87,14 +87,14 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         yield CreateRefused(token=order.token, reason="not_sent", message=unsent)
         return
     try:
-        _hold(order, state, context)
+        _reserve_worst_case(order, state, context)
     except GpurunError as over:
         yield CreateRefused(token=order.token, reason="not_sent", message=str(over))
         raise
     try:
         instance = context.provider.create(order)
     except (NoCapacity, Rejected) as error:
-        reason = _reason_of(error)
+        reason = _get_reason_code(error)
         yield CreateRefused(token=order.token, reason=reason, message=str(error))
         if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
             return
@@ -115,7 +115,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     yield CreateObserved(token=order.token, instance=SeenMachine.from_instance(instance), adopted=False)
 
 
-def _hold(order: Order, state: RunState, context: Context) -> None:
+def _reserve_worst_case(order: Order, state: RunState, context: Context) -> None:
     """Reserve the worst case in each budget. A refusal or a proven end later replaces it by the actual cost."""
     for token, attempt in state.attempts.items():
         if attempt.answer == "refused":
@@ -168,7 +168,7 @@ def _account_mark(provider: Provider) -> str:
         ) from error
 
 
-def _reason_of(refusal: NoCapacity | Rejected) -> str:
+def _get_reason_code(refusal: NoCapacity | Rejected) -> str:
     """Return the journal's reason code for a create request that was refused."""
     if isinstance(refusal, NoCapacity):
         return "no_capacity"
@@ -219,7 +219,7 @@ def _spent_so_far(state: RunState, context: Context) -> Micros:
     return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
 
 
-def _order(spent: Micros, state: RunState, context: Context) -> Order:
+def _make_order(spent: Micros, state: RunState, context: Context) -> Order:
     """Return an order with a new token and an absolute deadline. Raise NoOffer if it could exceed the cap."""
     plan = context.plan
     worst = total(plan.worst_micros, spent)
@@ -257,7 +257,7 @@ def disk_gb_of(plan: Plan) -> int:
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
-def _intent(order: Order, spent: Micros, context: Context, account: str, deadline_wall: float) -> CreateIntended:
+def _make_intent(order: Order, spent: Micros, context: Context, account: str, deadline_wall: float) -> CreateIntended:
     plan = context.plan
     # The cost of earlier legs is already subtracted from this leg's cap.
     beside = left_of(spent, plan.leg.spent_micros) if plan.leg is not None else spent
@@ -283,7 +283,7 @@ def _intent(order: Order, spent: Micros, context: Context, account: str, deadlin
     return intent.model_copy(update={"spent_micros": beside}) if beside > 0 else intent
 
 
-def _look_for(state: RunState, context: Context) -> Iterator[Note]:
+def _look_for_machine(state: RunState, context: Context) -> Iterator[Note]:
     """Look for the machine of a create request without a clear reply. Adopt it, or record that there is none.
 
     Absence is believed only if all lists during the provider's whole settling time are empty. A lost reply restarts
@@ -296,12 +296,12 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         if context.seconds_left(state) <= 0:
             return  # A machine may have run and ended meanwhile, so its end must be proven.
         try:
-            found = _with_token(context.provider.find(state.token), state.token)
+            found = _select_by_token(context.provider.find(state.token), state.token)
             notes = [] if found or is_seeing else check_account(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
             # A partial list may show the machine, but cannot prove its absence.
-            found, notes = _with_token(error.found, state.token) if isinstance(error, Unknown) else [], []
+            found, notes = _select_by_token(error.found, state.token) if isinstance(error, Unknown) else [], []
             if not found:
                 continue
         is_seeing = True
@@ -343,9 +343,9 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
     while context.seconds_left(state) > 0 and is_steady:
         context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
         try:
-            found = _with_token(context.provider.find(state.token), state.token)
+            found = _select_by_token(context.provider.find(state.token), state.token)
         except (Unknown, SetupError) as error:
-            found = _with_token(error.found, state.token) if isinstance(error, Unknown) else []
+            found = _select_by_token(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
             yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(found[0]), adopted=True)
@@ -357,7 +357,7 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
         raise NoOffer(UNSEEN, f"{context.provider.name} created no machine.", hint="Train again: gpurun train.")
 
 
-def _with_token(listed: Sequence[Instance], token: str) -> list[Instance]:
+def _select_by_token(listed: Sequence[Instance], token: str) -> list[Instance]:
     """Return the living machines with this token; without any, those that have ended, because they cost money too."""
     return living_instances(listed, token) or [machine for machine in listed if machine.token == token]
 

@@ -38,7 +38,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         yield from _leave_box(state, context)
     hidden_s, check = context.hidden_s(state), partial(check_account, state, context)
     cloud, clock, begin = context.provider, context.clock, context.begin
-    refused = partial(_end_itself, state, context)
+    refused = partial(_ask_machine_to_end, state, context)
     ending = prove_termination(
         cloud,
         clock,
@@ -69,7 +69,7 @@ def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
     for _ in ticks(context.clock, RETRY_S, LEAVE_S):
         try:
             far = context.reach(get_instance(state))
-            kept = "" if is_unwanted else _files_only_there(far, context)
+            kept = "" if is_unwanted else _describe_undownloaded_files(far, context)
             unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
         except GpurunError as error:  # For example a changed host key, which must not keep the run open.
@@ -87,7 +87,7 @@ def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
     yield from note_once(Incident(code="box.not_left", message=message), context)
 
 
-def _files_only_there(far: FarSide, context: Context) -> str:
+def _describe_undownloaded_files(far: FarSide, context: Context) -> str:
     """Return a phrase about finished files on the box that are not on this computer; "" if there are none."""
     try:
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
@@ -99,7 +99,7 @@ def _files_only_there(far: FarSide, context: Context) -> str:
     return f"{len(left)} files ({total_bytes:,} bytes) that were not downloaded are" if left else ""
 
 
-def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[Note]:
+def _ask_machine_to_end(state: RunState, context: Context, trouble: Exception) -> list[Note]:
     """Request over SSH that the machine end itself soon. Return a note with the time, or with the reason why it cannot.
 
     `trouble` is the provider's error for the request to end the machine. Return [] if the machine does not answer, if
@@ -124,11 +124,11 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
     now_wall, plan = context.clock.wall(), context.plan
     most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
     message = f"{instance.id} was told over SSH to end itself, and its own timer accepted: "
-    message += _how_it_ends(context.provider, local_time(ends_wall, now=now_wall), format_usd(most))
+    message += _describe_end(context.provider, local_time(ends_wall, now=now_wall), format_usd(most))
     return [MachineEndsItself(message=message, ends_wall=ends_wall)]
 
 
-def _how_it_ends(provider: Provider, when: str, most: str) -> str:
+def _describe_end(provider: Provider, when: str, most: str) -> str:
     """Return a clause that states what will happen at that time and what it costs at most."""
     if provider.traits.ends_by is EndsBy.REQUEST:
         return f"at {when} it will ask {provider.name} to end it; if that works, it costs at most {most} in all"

@@ -80,7 +80,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_CONTINUE}")
     base = _base_plan(context)
     secrets_of(context)  # Raises before anything is rented if a secret is no longer available.
-    purse = _purse(base, state, records)
+    purse = _compute_purse(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
     caches = tuple(LegFile(**file) for file in _compile_caches(context, records)) if files else ()
     standing = Standing(
@@ -92,7 +92,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         rate=last_typed(records, RateObserved),
         rated=_last_measured_offer(records),
     )
-    found, wall = _found(base, standing, _avoided(records, lost), state, context)
+    found, wall = _wait_for_offers(base, standing, _find_avoided_regions(records, lost), state, context)
     if not found:
         return  # The wait resumes after a check for machines and resources that may have been left.
     leg = Leg(
@@ -106,7 +106,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         caches=caches,
         cached_on=_list_machine_kinds(records) if caches else (),
     )
-    name, digest = _written(_plan_of(base, leg, found, wall), state, context)
+    name, digest = _write_leg_plan(_plan_leg(base, leg, found, wall), state, context)
     _reset_downloads(context, records)
     lengths = end_lines(context.folder)
     before: dict[str, Any] = asdict(lost) if lost is not None else {}
@@ -193,11 +193,11 @@ def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[Manife
     list a newer file of that name that was not downloaded yet.
     """
     manifest = inventory.remembered()
-    recorded = [ManifestFile(**file) for record in records for file in _files_in(record)]  # type: ignore[arg-type]
+    recorded = [ManifestFile(**file) for record in records for file in _get_record_files(record)]  # type: ignore[arg-type]
     return [*recorded, *(manifest.files if manifest else ()), *inventory.memory.whole]
 
 
-def _files_in(record: Record) -> list[FileBrought]:
+def _get_record_files(record: Record) -> list[FileBrought]:
     """Return the files that were on this computer according to a record."""
     match record.typed:
         case FilesBrought(files=files) | LegPlanned(files=files):
@@ -223,7 +223,7 @@ class _Purse:
     left_gpu_hours: float | None
 
 
-def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
+def _compute_purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
     """Return what may still be spent. Raise NoOffer if no cap limits the cost, or if nothing is left of the cap.
 
     A create request without a clear reply counts with its worst case.
@@ -252,7 +252,7 @@ def _last_measured_offer(records: Sequence[Record]) -> Offer | None:
     return Offer.model_validate(intents[-1].offer)
 
 
-def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, str], float]:
+def _find_avoided_regions(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, str], float]:
     """Return the regions that took back two machines within an hour, and until when to avoid each."""
     plans = [record.typed for record in records if isinstance(record.typed, LegPlanned) and record.typed.token]
     places = {plan.token: (plan.provider, plan.region) for plan in plans}
@@ -270,7 +270,7 @@ def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, s
     return until
 
 
-def _found(
+def _wait_for_offers(
     base: Plan, standing: Standing, avoided: Mapping[tuple[str, str], float], state: RunState, context: Context
 ) -> tuple[list[Candidate], float]:
     """Return the offers to continue on and when their prices were read. If there are none, wait, at no cost.
@@ -289,15 +289,15 @@ def _found(
             now_wall, waited_s = clock.wall(), clock.monotonic() - began_mono
             is_too_late = 0 < base.choices.until_wall < now_wall
             if waited_s >= due_s:
-                offers, silent = _offers(base, context)
+                offers, silent = _list_current_offers(base, context)
                 places = frozenset(place for place, end_wall in avoided.items() if 0 < end_wall - now_wall <= OFTEN_S)
-                shorten = partial(_shortened, base, standing, context)
+                shorten = partial(_shorten_lease, base, standing, context)
                 found = leg_candidates(base, offers, replace(standing, avoided=places), shorten)
                 if found and not is_too_late:
                     return found, now_wall
-                due_s, best = waited_s + LOOK_S, _best(offers) or best
+                due_s, best = waited_s + LOOK_S, _describe_best_offer(offers) or best
             if waited_s >= wait_s or is_too_late:
-                raise _no_machine(base, standing, best, silent)
+                raise _make_no_offer_error(base, standing, best, silent)
             if waited_s >= AGAIN_S and waited_s >= due_s - LOOK_S:
                 return [], now_wall
             waits = f"$0.00 an hour, until {local_minute(now_wall + wait_s - waited_s, now=now_wall)}"
@@ -335,7 +335,7 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
     return max(0.0, choices.wait_s - waited_s if choices.wait_s else max(USUAL_WAIT_S - waited_s, avoided_s))
 
 
-def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
+def _list_current_offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
     """Return the current offers at the plan's providers for its GPUs, and a message for each that does not answer."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
     agreed = dict[str, list[Offer]]()
@@ -357,7 +357,7 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
     return list(found.values()), silent
 
 
-def _shortened(
+def _shorten_lease(
     base: Plan, standing: Standing, context: Context, lease: Lease, offer: Offer, cap: Micros | None
 ) -> Lease:
     """Return a lease shortened to what its provider and the rest of a cap in GPU-hours allow; see `LimitsJobs`."""
@@ -368,13 +368,13 @@ def _shortened(
     return provider.lease_within(lease, offer, choices, cap)
 
 
-def _best(offers: Sequence[Offer]) -> str:
+def _describe_best_offer(offers: Sequence[Offer]) -> str:
     """Return the cheapest of these offers in words: provider, label and rate; "" without offers."""
     best = min(offers, key=lambda offer: offer.rate_micros_per_hour, default=None)
     return f"best seen {best.provider} {best.label} {format_rate(best.rate_micros_per_hour)}" if best else ""
 
 
-def _no_machine(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
+def _make_no_offer_error(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
     """Return the error that ends the run, with the best offer seen and what the run would need to continue."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
@@ -386,7 +386,7 @@ def _no_machine(base: Plan, standing: Standing, best: str, silent: Sequence[str]
     return NoOffer("move.no_offer", what, hint=hint)
 
 
-def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
+def _plan_leg(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
     """Return the plan of a leg on the first candidate, with the others as alternatives."""
     update = {
         "leg": leg,
@@ -398,7 +398,7 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
     return base.model_copy(update=update).with_chosen(found[0])
 
 
-def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
+def _write_leg_plan(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
     """Write the plan of a leg; return the file's path in the run's folder and its digest, for the journal."""
     make_private(context.folder.legs)
     count = sum(record.event is Event.LEG_PLANNED for record in read_journal(context.folder.journal).records) + 1
@@ -414,7 +414,7 @@ def _reset_downloads(context: Context, records: Sequence[Record]) -> None:
     """
     with suppress(GpurunError):
         inventory = Inventory(context.folder)
-        manifest, recorded = inventory.remembered(), [file for record in records for file in _files_in(record)]
+        manifest, recorded = inventory.remembered(), [file for record in records for file in _get_record_files(record)]
         best = manifest.best.step if manifest and manifest.best else None
         known = {(file["name"], file["kind"], file["step"]) for file in recorded}
         known |= {(file.name, file.kind, file.step) for file in (manifest.files if manifest else ())}

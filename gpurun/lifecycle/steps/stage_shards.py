@@ -41,13 +41,15 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     seen.demand_clean()
     files = [file for file in seen.files if file.is_here and is_worth_staging(file.bytes)]
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
-    yield StageIntended(url=str(bucket.address), files=len(files), bytes=_total(files))
+    yield StageIntended(url=str(bucket.address), files=len(files), bytes=_sum_bytes(files))
     started = context.clock.monotonic()
-    _patiently(state, context, bucket.look)
+    _retry_until_answer(state, context, bucket.look)
     # Writing the marker also detects a key without write access when the bucket already has every file.
-    _patiently(state, context, partial(bucket.put, _marker(bucket, context), _marker_content(context)))
+    _retry_until_answer(
+        state, context, partial(bucket.put, _make_marker_key(bucket, context), _marker_content(context))
+    )
     try:
-        with moving(context.folder, context.clock, "stage", _total(files)) as tell:
+        with moving(context.folder, context.clock, "stage", _sum_bytes(files)) as tell:
             sending = _Staging(state, context, bucket, tell)
             staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
         write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
@@ -59,7 +61,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
         url=str(bucket.address),
         endpoint=bucket.endpoint,
         files=len(staged),
-        bytes=_total(files),
+        bytes=_sum_bytes(files),
         there_files=sending.there_files,
         there_bytes=sending.there_bytes,
         sent_bytes=sending.sent_bytes,
@@ -67,11 +69,11 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     )
 
 
-def _total(files: list[PackedFile]) -> int:
+def _sum_bytes(files: list[PackedFile]) -> int:
     return sum(file.bytes for file in files)
 
 
-def _marker(bucket: Bucket, context: Context) -> str:
+def _make_marker_key(bucket: Bucket, context: Context) -> str:
     return bucket.address.key("runs", context.plan.run, "run.json")
 
 
@@ -81,7 +83,7 @@ def _marker_content(context: Context) -> bytes:
     return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
 
 
-def _patiently(
+def _retry_until_answer(
     state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
 ) -> T:
     """Call `attempt` until the bucket answers, at most PATIENCE_S without progress. Raise after a stop request."""
@@ -112,7 +114,7 @@ class _Staging:
     def stage(self, file: PackedFile, digests: FileDigests) -> StagedFile:
         """Upload one file unless the bucket has it; return its entry."""
         find_it = partial(find_staged, self._bucket, digests.sha256, file.bytes)
-        index = _patiently(self._state, self._context, find_it)
+        index = _retry_until_answer(self._state, self._context, find_it)
         if index is not None:
             self.there_files += 1
             self.there_bytes += file.bytes
@@ -120,7 +122,7 @@ class _Staging:
             notes = self._context.home.uploads
             logging.info("staging %s (%d bytes)", file.name, file.bytes)
             send = partial(stage_file, self._bucket, file, digests, notes, self._count)
-            index = _patiently(self._state, self._context, send, moved=lambda: self.sent_bytes)
+            index = _retry_until_answer(self._state, self._context, send, moved=lambda: self.sent_bytes)
         self._done_bytes += file.bytes
         self._tell(self._done_bytes)
         return staged_file(file, digests, index)

@@ -143,14 +143,16 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
     except FarRefusal as refusal:
         if refusal.reason == "disk_full":
             raise
-        yield _over_ssh_note("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
+        yield _over_ssh_note("stage.not_pulled", refusal.what.rstrip("."), _list_missing_files(files, came))
     # If the machine itself is lost, the upload over SSH will detect that.
     except (SetupError, BucketLost, TrainingFailed) as error:
-        yield _over_ssh_note("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
+        yield _over_ssh_note(
+            "stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _list_missing_files(files, came)
+        )
     else:
         yield from _failure_notes(files, came)
         yield from _forget_altered(bucket, files, came)
-    came.missing_bytes = sum(file.bytes for file in _missing(files, came))
+    came.missing_bytes = sum(file.bytes for file in _list_missing_files(files, came))
 
 
 class _Pace:
@@ -211,7 +213,7 @@ def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[]
     )
 
 
-def _missing(files: Sequence[StagedFile], came: PullResult) -> list[StagedFile]:
+def _list_missing_files(files: Sequence[StagedFile], came: PullResult) -> list[StagedFile]:
     return [file for file in files if file.sha256 not in came.files]
 
 

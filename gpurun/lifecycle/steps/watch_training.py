@@ -156,7 +156,7 @@ def _watch(
                 yield from note_once(Incident(code="log.left", message=message), context)
             ended = outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
             is_lost = _is_signalled(ended, poll.status) and _is_ending(state, context)
-            yield _as_lost(ended, "its machine is ending", state, context) if is_lost else ended
+            yield _make_lost_record(ended, "its machine is ending", state, context) if is_lost else ended
             return
         if hearing.is_silent():
             yield lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
@@ -175,10 +175,10 @@ def _lost_machine(why: str, state: RunState, context: Context) -> Iterator[Note]
     message = f"the machine {get_instance(state).id} no longer runs: {why}"
     if (status := last_status(get_instance(state), context)) is not None:
         ended = outcome_of(status, context)
-        yield _as_lost(ended, message, state, context) if _is_signalled(ended, status) else ended
+        yield _make_lost_record(ended, message, state, context) if _is_signalled(ended, status) else ended
         return
     yield Incident(code="machine.lost", message=message)
-    yield _as_lost(lost_training(message), message, state, context)
+    yield _make_lost_record(lost_training(message), message, state, context)
 
 
 def _is_signalled(ended: TrainObserved, status: Status) -> bool:
@@ -197,7 +197,7 @@ def _is_ending(state: RunState, context: Context) -> bool:
     return False
 
 
-def _as_lost(ended: TrainObserved, why: str, state: RunState, context: Context) -> TrainObserved:
+def _make_lost_record(ended: TrainObserved, why: str, state: RunState, context: Context) -> TrainObserved:
     """Return the record of a training that ended with its machine; it states whether the user ended the machine."""
     is_by_user = context.is_ended_by_user(state)
     lost = {"outcome": "lost", "reason": CANCELLED if is_by_user else "lost", "exit_code": None}
@@ -315,7 +315,7 @@ def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateO
     share = 1.0 if finishes else limit_s / measured.left_s
     expected_s = context.paid_s(state) + min(measured.left_s, limit_s) + expected_end_s(lease.collect_s)
     longer = lease.model_copy(update={"train_s": ceil(MARGIN * (measured.elapsed_s + measured.left_s))})
-    needed = None if finishes else _cost(context, longer.total_s + longer.kill_allowance_s)
+    needed = None if finishes else _compute_cost(context, longer.total_s + longer.kill_allowance_s)
     return RateObserved(
         step=measured.step,
         steps=measured.steps,
@@ -326,14 +326,14 @@ def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateO
         limit_s=round(min(limit_s, 1e9), 3),
         finishes=finishes,
         ends_at_step=measured.step + int((measured.steps - measured.step) * share),
-        expected_micros=_cost(context, expected_s),
+        expected_micros=_compute_cost(context, expected_s),
         cap_micros=plan.cap_micros,
         needed_micros=needed,
         memory_peak_bytes=measured.memory_peak_bytes,
     )
 
 
-def _cost(context: Context, seconds: float) -> Micros:
+def _compute_cost(context: Context, seconds: float) -> Micros:
     """Return the cost of a rental of that many seconds, with disk, egress and the cost of earlier legs."""
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
