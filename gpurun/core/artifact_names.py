@@ -52,7 +52,7 @@ def readable_name(name: str) -> str:
 
 def path_of(folder: Path, name: str) -> Path:
     """Return the path of the file with this name below a folder, renamed or not; ValueError as in `raw_name`."""
-    return folder / (substitute_path(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
+    return folder / (substitute_path(name) if name in _find_renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
 def substitute_path(name: str) -> str:
@@ -69,7 +69,7 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
     `names` must be the complete list, because only then are names found that differ only in capitals. Nothing is
     recorded if the disk refuses.
     """
-    known, requested = _renamed_in(folder), set(names)
+    known, requested = _find_renamed_in(folder), set(names)
     try:
         make_private(folder)
         with _Trial(folder) as trial:
@@ -77,7 +77,7 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
             if not trial.is_open:
                 bad |= {name for name in requested if _is_odd(name) and not trial.holds(name)}
             if trial.folds:
-                bad |= _twins(sorted(requested))
+                bad |= _find_twins(sorted(requested))
     except OSError:  # For example a full disk: the call with the next list tries again.
         return
     if bad - known:
@@ -90,10 +90,10 @@ def _is_odd(name: str) -> bool:
     return not _SIMPLE.fullmatch(name) or bool(_DEVICE.search(name))
 
 
-def _twins(names: list[str]) -> set[str]:
+def _find_twins(names: list[str]) -> set[str]:
     """Return the names that a case-folding file system confuses with an earlier name, or with another name's folder."""
-    folded = {name: _folded(name) for name in names}
-    folders = {above for place in set(folded.values()) for above in _above(place)}
+    folded = {name: _fold_case(name) for name in names}
+    folders = {above for place in set(folded.values()) for above in _list_folders_above(place)}
     seen, twins = set[str](), set[str]()
     for name, place in folded.items():
         if place in seen or place in folders:
@@ -102,13 +102,13 @@ def _twins(names: list[str]) -> set[str]:
     return twins
 
 
-def _folded(name: str) -> str:
+def _fold_case(name: str) -> str:
     if "%" not in name:
         return name.lower()
     return unicodedata.normalize("NFC", unquote_to_bytes(name).decode("utf-8", "surrogateescape")).casefold()
 
 
-def _above(place: str) -> Iterable[str]:
+def _list_folders_above(place: str) -> Iterable[str]:
     """Yield the paths of all folders above a path, the nearest first."""
     end = place.rfind("/")
     while end > 0:
@@ -129,7 +129,7 @@ class _Trial:
     def __enter__(self) -> _Trial:
         self._room = tempfile.TemporaryDirectory(prefix=".names-", dir=self._folder)
         self._top = os.fsencode(self._room.name)
-        self.is_open = all(self._takes(part) for part in _HARD)
+        self.is_open = all(self._may_store_part(part) for part in _HARD)
         (Path(self._room.name) / "twin").touch()
         self.folds = os.path.lexists(os.path.join(self._top, b"TWIN"))
         return self
@@ -144,9 +144,9 @@ class _Trial:
 
     def holds(self, name: str) -> bool:
         """Return whether the file system can store each part of a name, and then lists it unchanged."""
-        return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
+        return self.is_open or all(self._may_store_part(part) for part in raw_name(name).split(b"/"))
 
-    def _takes(self, part: bytes) -> bool:
+    def _may_store_part(self, part: bytes) -> bool:
         if part not in self._parts:
             path = os.path.join(self._top, part)
             try:
@@ -158,17 +158,17 @@ class _Trial:
         return self._parts[part]
 
 
-def _renamed_in(folder: Path) -> frozenset[str]:
+def _find_renamed_in(folder: Path) -> frozenset[str]:
     """Return the names that are renamed below a folder."""
     try:
         facts = os.stat(folder / MAPPING, follow_symlinks=False)
     except OSError:
         return frozenset()
-    return _mapping(folder / MAPPING, facts.st_mtime_ns, facts.st_size)
+    return _read_mapping(folder / MAPPING, facts.st_mtime_ns, facts.st_size)
 
 
 @lru_cache(maxsize=8)
-def _mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
+def _read_mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
     """Return the names in a mapping file; none if it cannot be read. `mtime_ns` and `size` are only for the cache."""
     try:
         return frozenset(map(str, read_object(path)["names"]))

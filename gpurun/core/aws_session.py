@@ -48,18 +48,18 @@ class AwsSession:
             if self._hung is not None and self._clock.monotonic() < self._hung[0]:
                 raise self._hung[1]
             if self._asking is None or self._asking.wait(0.0):
-                self._asking = Background(self._renewed)
+                self._asking = Background(self._load_credentials)
             asking = self._asking
         if asking.wait(LIMIT_S):
             return asking.result()
         with self._lock:
-            error = _hangs(self._boto)
+            error = _hanging_error(self._boto)
             if self._asking is asking:  # The hanging thread holds locks of this session.
                 self._asking = self._boto = None
                 self._hung = self._clock.monotonic() + AGAIN_S, error
         raise error
 
-    def _renewed(self) -> Any:
+    def _load_credentials(self) -> Any:
         boto = self.boto()
         found = boto.get_credentials()
         if found is not None:
@@ -67,7 +67,7 @@ class AwsSession:
         return boto
 
 
-def _hangs(boto: Any) -> SetupError:
+def _hanging_error(boto: Any) -> SetupError:
     """Return the error for credentials that do not arrive; it names their profile, and the program if there is one."""
     profile, program = str(getattr(boto, "profile_name", None) or "default"), ""
     with suppress(Exception):  # An error while looking for the program must not hide the real problem.

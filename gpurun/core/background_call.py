@@ -69,8 +69,8 @@ class Background(Inline[T]):
         return super().result()
 
     def _work(self) -> None:
-        threading.Thread(target=self._on_thread, daemon=True).start()
+        threading.Thread(target=self._work_and_set_ended, daemon=True).start()
 
-    def _on_thread(self) -> None:
+    def _work_and_set_ended(self) -> None:
         super()._work()
         self._ended.set()

@@ -105,7 +105,7 @@ def clusters_in(
     found = dict[str, Cluster]()
     for name, table in tables.items():
         try:
-            found[name] = _cluster(name, table, place)
+            found[name] = _parse_cluster(name, table, place)
         except UsageError as error:
             if broken is None:
                 raise
@@ -122,7 +122,7 @@ def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, cont
         qos=qos or cluster.qos,
         container=container or cluster.container,
     )
-    _check(changed, "")  # The table's own values were checked when it was read.
+    _check_cluster(changed, "")  # The table's own values were checked when it was read.
     return changed
 
 
@@ -143,42 +143,44 @@ def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
     return clusters[name]
 
 
-def _cluster(name: str, table: Any, place: str) -> Cluster:
+def _parse_cluster(name: str, table: Any, place: str) -> Cluster:
     where = f"slurm.{name} in the {place}"
     if not _NAME.fullmatch(name) or not isinstance(table, dict):
-        raise _wrong(f"{where} is not a table that describes a cluster", "A name has small letters, digits, - and _.")
+        raise _setting_error(
+            f"{where} is not a table that describes a cluster", "A name has small letters, digits, - and _."
+        )
     for key in table:
         if key not in _KEYS:
             hint = did_you_mean(key, _KEYS, otherwise=f"Known keys: {', '.join(_KEYS)}.")
-            raise _wrong(f"{where} has the unknown key {key!r}", hint)
+            raise _setting_error(f"{where} has the unknown key {key!r}", hint)
     for key, value in table.items():
         if key == _PRICE:
             continue
         kind: type = int if key == "port" else list if key == "extra" else str
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise _wrong(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
+            raise _setting_error(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
         for part in list(value) if isinstance(value, list) else [value]:
             if kind is list and not isinstance(part, str):
-                raise _wrong(f"{key} of {where} has {part!r}", "Write a list of strings.")
+                raise _setting_error(f"{key} of {where} has {part!r}", "Write a list of strings.")
             if _UNSAFE.search(str(part).replace("\\", "") if key == "user" else str(part)):  # LAB\you of an AD.
-                raise _wrong(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
+                raise _setting_error(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
     for key in ("host", "workdir"):
         if not table.get(key):
-            raise _wrong(f"{where} has no {key}", f"For instance {_EXAMPLE}.")
-    fields = table | {"extra": tuple(table.get("extra", ())), _PRICE: _price(table.get(_PRICE, 0), where)}
+            raise _setting_error(f"{where} has no {key}", f"For instance {_EXAMPLE}.")
+    fields = table | {"extra": tuple(table.get("extra", ())), _PRICE: _parse_price(table.get(_PRICE, 0), where)}
     found = Cluster(name=name, **fields)
-    _check(found, where)
+    _check_cluster(found, where)
     return found
 
 
-def _price(value: Any, where: str) -> Micros:
+def _parse_price(value: Any, where: str) -> Micros:
     """Return the price of a GPU-hour, rounded up; 0 means that nothing is billed."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT)
+        raise _setting_error(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT)
     try:
         return parse_usd(str(value), is_limit=False) if value else _FREE
     except UsageError:
-        raise _wrong(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT) from None
+        raise _setting_error(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT) from None
 
 
 _PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars per GPU-hour, for example 1.25."
@@ -199,27 +201,29 @@ _SHAPES = {
 _HINTS = {"container": "Give the absolute path of an image file there, or an address: docker://HOST/NAME:TAG."}
 
 
-def _check(cluster: Cluster, where: str) -> None:
+def _check_cluster(cluster: Cluster, where: str) -> None:
     """Refuse values that sbatch, the shell or ssh would misread."""
     for key, shape in _SHAPES.items():
         value = getattr(cluster, key)
         if value and not re.fullmatch(shape, value, re.ASCII):
             name = f"{key} of {where}" if where else "--image" if key == "container" else f"--{key}"
-            raise _wrong(f"{name} is {value!r}", _HINTS.get(key, "docs/SLURM.md describes each key."))
+            raise _setting_error(f"{name} is {value!r}", _HINTS.get(key, "docs/SLURM.md describes each key."))
     if ".." in cluster.workdir.split("/"):
-        raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the absolute path of a shared folder.")
+        raise _setting_error(
+            f"workdir of {where} is {cluster.workdir!r}", "Write the absolute path of a shared folder."
+        )
     if not 1 <= cluster.port <= 65535:
-        raise _wrong(f"port of {where} is {cluster.port}", "Write a number from 1 to 65535.")
+        raise _setting_error(f"port of {where} is {cluster.port}", "Write a number from 1 to 65535.")
     if not (cluster.is_here or cluster.user or cluster.transport):
-        raise _wrong(f"{where} has no user", "Write the name of the user who logs in there.")
+        raise _setting_error(f"{where} has no user", "Write the name of the user who logs in there.")
     for option in cluster.extra:
         word = option.partition("=")[0]
         # getopt accepts any unambiguous beginning of a long option.
         is_begun = len(word) > len("--") and word.startswith("--") and any(f.startswith(word) for f in FORBIDDEN)
         if not option.startswith("-") or is_begun or word.startswith(FORBIDDEN) or option.startswith(_SHORT):
             hint = f"gpurun itself sets {', '.join(FORBIDDEN)}. Write other options as --option=value."
-            raise _wrong(f"extra of {where} has {option!r}", hint)
+            raise _setting_error(f"extra of {where} has {option!r}", hint)
 
 
-def _wrong(what: str, hint: str) -> UsageError:
+def _setting_error(what: str, hint: str) -> UsageError:
     return UsageError("config.slurm", f"{what}.", hint=hint)

@@ -61,7 +61,7 @@ def read_stated_files(
     """
     if not listed:
         return [dict(file) for file in files]
-    lines = _read(folder, COLLECTED, str(listed["sha256"])).decode("ascii").splitlines()
+    lines = _read_checked(folder, COLLECTED, str(listed["sha256"])).decode("ascii").splitlines()
     keys = ("sha256", "bytes", "kind", "step", "name")
     found = (dict(zip(keys, line.split(" "), strict=True)) for line in lines)
     return [{**file, "bytes": int(file["bytes"]), "step": int(file["step"])} for file in found]
@@ -71,10 +71,10 @@ def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListDigest
     """Return the names of all missing files, from the record or the full list; ValueError as in `read_stated_files`."""
     if not listed:
         return list(missing)
-    return _read(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()
+    return _read_checked(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()
 
 
-def _read(folder: RunFolder, name: str, sha256: str) -> bytes:
+def _read_checked(folder: RunFolder, name: str, sha256: str) -> bytes:
     try:
         content = read_regular(folder.path / name, MOST_BYTES)
     except OSError as error:

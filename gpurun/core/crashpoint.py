@@ -24,11 +24,11 @@ def crashpoint(name: str) -> None:
     if log is not None:
         with open(log, "a", encoding="utf-8") as out:
             out.write(f"{len(_passed)} {name}\n")
-    if crash_at is not None and _reached(crash_at):
+    if crash_at is not None and _is_reached(crash_at):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _reached(crash_at: str) -> bool:
+def _is_reached(crash_at: str) -> bool:
     if crash_at.isdecimal():
         return len(_passed) == int(crash_at)
     passed = iter(_passed)

@@ -78,11 +78,11 @@ def find_credential(name: str, home: Home) -> Credential | None:
     given = os.environ.get(variable, "").strip() if variable else ""
     if given:
         return Credential(Secret(given), f"environment {variable}")
-    kept = _from_keyring(name)
+    kept = _read_from_keyring(name)
     if kept:
         return Credential(Secret(kept), "system keyring")
     path = file_of(name, home)
-    stored = _from_file(path)
+    stored = _read_from_file(path)
     return Credential(Secret(stored), f"file {path}") if stored else None
 
 
@@ -98,7 +98,7 @@ def require_credential(name: str, home: Home) -> Credential:
 
 def require_secret(name: str) -> Secret:
     """Return the value for --secret NAME, from the environment or the keyring's `secret:NAME`; SetupError if unset."""
-    value = os.environ.get(name, "") or _from_keyring(f"secret:{name}")
+    value = os.environ.get(name, "") or _read_from_keyring(f"secret:{name}")
     if not value:
         hint = f"Set it in this shell, or keep it: keyring set {SERVICE} secret:{name}"
         raise SetupError("secret.missing", f"--secret {name}: neither this shell nor the keyring has it.", hint=hint)
@@ -110,7 +110,7 @@ def secrets_at_hand(names: Iterable[str]) -> dict[str, str]:
 
     `names` are looked up in the environment and the keyring, the variables only in the environment.
     """
-    values = {name: os.environ.get(name, "") or _from_keyring(f"secret:{name}") or "" for name in names}
+    values = {name: os.environ.get(name, "") or _read_from_keyring(f"secret:{name}") or "" for name in names}
     values |= {name: os.environ.get(name, "") for name in (*VARIABLES.values(), *_SECRET_VARIABLES)}
     return {name: value for name, value in values.items() if value}
 
@@ -175,7 +175,7 @@ def _keyring_error() -> type[Exception]:
     return KeyringError
 
 
-def _from_keyring(name: str) -> str:
+def _read_from_keyring(name: str) -> str:
     """Return the key with this name in the system's keyring; "" if there is none, or if the keyring does not open."""
     ring = keyring()
     if ring is None:
@@ -185,7 +185,7 @@ def _from_keyring(name: str) -> str:
     return ""
 
 
-def _from_file(path: Path) -> str:
+def _read_from_file(path: Path) -> str:
     """Return the key in a private file; "" without a file, SetupError if others can read it or this user cannot."""
     try:
         with path.open(encoding="utf-8") as content:

@@ -56,12 +56,12 @@ def read_gpus(folder: RunFolder, now_wall: float) -> GpuReading | None:
     )
 
 
-def _mean(figures: list[int]) -> int:
+def _compute_mean(figures: list[int]) -> int:
     return round(sum(figures) / len(figures))
 
 
 _MERGE: Mapping[str, Callable[[list[int]], int]] = {
-    "use_percent": _mean,
+    "use_percent": _compute_mean,
     "memory_mib": max,
     "memory_of_mib": max,
     "celsius": max,

@@ -78,7 +78,7 @@ def page(name: str) -> Path:
     return bundle_root() / "docs" / name
 
 
-def _trainer_module(name: str) -> ModuleType:
+def _load_trainer_module(name: str) -> ModuleType:
     """Return a module of SHARED from this installation's trainer, even if the import path has another `trainer`."""
     if name not in SHARED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -93,4 +93,4 @@ def _trainer_module(name: str) -> ModuleType:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _trainer_module
+    __getattr__ = _load_trainer_module

@@ -113,7 +113,7 @@ class JournalEvent(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _writable(cls, values: Any, info: ValidationInfo) -> Any:
+    def _replace_surrogates(cls, values: Any, info: ValidationInfo) -> Any:
         """Replace half a surrogate pair, from an odd file name, by "?", because UTF-8 cannot contain it."""
         if info.mode == "json" or not isinstance(values, Mapping):
             return values
@@ -691,11 +691,11 @@ def class_of(event: str, data: Mapping[str, Any]) -> type[JournalEvent]:
 
 def may_be_damage(event: str, data: Mapping[str, Any]) -> bool:
     """Return whether a line must be parsed to find damage: it has a machine, or its class has required fields."""
-    return "instance" in data or bool(_needed(class_of(event, data)))
+    return "instance" in data or bool(_list_required_fields(class_of(event, data)))
 
 
 @cache
-def _needed(kind: type[JournalEvent]) -> frozenset[str]:
+def _list_required_fields(kind: type[JournalEvent]) -> frozenset[str]:
     return frozenset(name for name, field in kind.model_fields.items() if field.is_required())
 
 
@@ -703,15 +703,15 @@ def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
     """Return the event of a line, with strict JSON types ("5" is not a number); ValidationError if it is damaged."""
     kind, data = class_of(event, data), as_today(event, data)
     try:
-        return kind.model_validate_json(_as_text(data), strict=True)
+        return kind.model_validate_json(_encode_as_json(data), strict=True)
     except ValidationError as error:
         wrong = {fault["loc"][0] if fault["loc"] else "" for fault in error.errors(include_url=False)}
-        if wrong & (_OF_MONEY | _needed(kind)) or not wrong <= kind.model_fields.keys():
+        if wrong & (_OF_MONEY | _list_required_fields(kind)) or not wrong <= kind.model_fields.keys():
             raise
-    return kind.model_validate_json(_as_text({key: data[key] for key in data if key not in wrong}), strict=True)
+    return kind.model_validate_json(_encode_as_json({key: data[key] for key in data if key not in wrong}), strict=True)
 
 
-def _as_text(data: Mapping[str, Any]) -> bytes:
+def _encode_as_json(data: Mapping[str, Any]) -> bytes:
     """Return the data as JSON; half a surrogate pair, which gpurun never writes, becomes a question mark."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 

@@ -20,18 +20,18 @@ _NAME = "known_hosts.json"
 
 def find_host_key(home: Home, host: str, port: int) -> str | None:
     """Return the public key that a box showed at first use, as `type base64`; None for a box that was never used."""
-    return _read(home).get(_key(host, port))
+    return _read(home).get(_format_host_port(host, port))
 
 
 def remember_host(home: Home, host: str, port: int, public_line: str) -> None:
     """Store a box's public key (`type base64`, without a comment) in place of any earlier one."""
     kind, encoded, *_ = public_line.split()
     with exclusive(home.prepare().root / f".{_NAME}.lock"):
-        kept = {**_read(home), _key(host, port): f"{kind} {encoded}"}
+        kept = {**_read(home), _format_host_port(host, port): f"{kind} {encoded}"}
         write_atomic(home.root / _NAME, json.dumps(kept, indent=2, sort_keys=True).encode() + b"\n")
 
 
-def _key(host: str, port: int) -> str:
+def _format_host_port(host: str, port: int) -> str:
     return f"[{host.lower()}]:{port}"
 
 
@@ -45,12 +45,12 @@ def _read(home: Home) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged_file_error(path, str(error)) from None
     if not all(isinstance(line, str) for line in content.values()):
-        raise _damaged(path, "it is not a table of host keys")
+        raise _damaged_file_error(path, "it is not a table of host keys")
     return content
 
 
-def _damaged(path: object, why: str) -> SetupError:
+def _damaged_file_error(path: object, why: str) -> SetupError:
     hint = "Restore it from a copy, or move it away and compare the key of each box again at its next use."
     return SetupError("known_hosts.damaged", f"{path} cannot be read: {why}.", hint=hint)

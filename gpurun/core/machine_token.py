@@ -38,7 +38,7 @@ class Token:
 
     def run_or(self, tag: str | None) -> str:
         """Return the run's whole name from a tag, if that fits the token; else the name in the token."""
-        return tag if tag and RUN_NAME.fullmatch(tag) and self.run in (tag, _cut(tag)) else self.run
+        return tag if tag and RUN_NAME.fullmatch(tag) and self.run in (tag, _shorten_run_name(tag)) else self.run
 
     def deadline_or(self, tag: str | None) -> float | None:
         """Return the deadline in the token, else the one in a tag (whole seconds since the epoch), else None."""
@@ -47,7 +47,7 @@ class Token:
 
 def make_token(home: str, deadline_wall: float, run: str) -> str:
     """Return a new token for a machine of a run; it can be a file name, a host name and an idempotency key."""
-    return f"gpurun-{home}-{int(deadline_wall):010d}-{secrets.token_hex(3)}-{_cut(run)}"
+    return f"gpurun-{home}-{int(deadline_wall):010d}-{secrets.token_hex(3)}-{_shorten_run_name(run)}"
 
 
 def parse_token(*texts: str | None) -> Token | None:
@@ -60,5 +60,5 @@ def parse_token(*texts: str | None) -> Token | None:
     return None
 
 
-def _cut(run: str) -> str:
+def _shorten_run_name(run: str) -> str:
     return run[: MOST - len("gpurun-3fa9c1-1795246236-7c0d2e-")].rstrip("-")

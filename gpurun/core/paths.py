@@ -301,7 +301,7 @@ class Home:
         With `only_open`, closed runs (`RunFolder.is_closed`) are left out.
         """
         named = [folder for folder in self.folders() if not (only_open and folder.is_closed)]
-        found = [(asked_ns, folder.name) for folder in named if (asked_ns := _asked_ns(folder)) is not None]
+        found = [(asked_ns, folder.name) for folder in named if (asked_ns := _read_requested_ns(folder)) is not None]
         return [name for _, name in sorted(found)]
 
     def prepare(self) -> Home:
@@ -320,17 +320,17 @@ class Home:
         return self
 
 
-def _asked_ns(run: RunFolder) -> int | None:
+def _read_requested_ns(run: RunFolder) -> int | None:
     """Return when a run was requested, in ns; None if it is not a run's folder. An unreadable one counts as a run's."""
     try:
         # A run whose request was removed may still be billed.
         found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)
-        return (_begun_ns(run.journal) or found.stat().st_mtime_ns) if found else None
+        return (_read_begun_ns(run.journal) or found.stat().st_mtime_ns) if found else None
     except PermissionError:
         return run.path.stat().st_mtime_ns
 
 
-def _begun_ns(journal: Path) -> int:
+def _read_begun_ns(journal: Path) -> int:
     """Return the time in a journal's first record, in ns; 0 if there is none. A copied file's own time is wrong."""
     try:
         with open_regular(journal) as lines:

@@ -621,7 +621,7 @@ class Plan(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_file(cls, data: Any) -> Any:
+    def _nest_fields_of_file(cls, data: Any) -> Any:
         """Return plan.json's data with the fields of job and chosen candidate moved into `job` and `chosen`."""
         if not isinstance(data, dict):
             return data
@@ -631,13 +631,13 @@ class Plan(Frozen):
         return {key: data[key] for key in data if key not in _CHOSEN} | parts
 
     @model_validator(mode="after")
-    def _has_lease(self) -> Plan:
+    def _check_has_lease(self) -> Plan:
         if self.chosen.lease is None or self.chosen.worst_micros is None:
             raise ValueError(f"{self.chosen.offer.label} has no lease")
         return self
 
     @model_serializer(mode="wrap")
-    def _flat(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _flatten(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = plain(self)
         if "job" in data:
             del data["job"]

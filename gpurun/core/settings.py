@@ -70,7 +70,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
         if key not in PROJECT_KEYS:
             what = f"The {_OF_PROJECT} sets {key}, but it may only set {', '.join(PROJECT_KEYS)}."
             raise UsageError("config.not_for_a_project", what, hint=f"Remove it, or set it in {home.config}.")
-        found[key] = _lower(found[key], setting) if key == "max_cost" else setting
+        found[key] = _choose_lower_cap(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
         variable = variable_of(key)
         if environment.get(variable):
@@ -91,7 +91,7 @@ def variable_of(key: str) -> str:
     return f"GPURUN_{key.upper().replace('.', '_')}"
 
 
-def _lower(own: Setting, of_project: Setting) -> Setting:
+def _choose_lower_cap(own: Setting, of_project: Setting) -> Setting:
     """Return the smaller of two caps; if the user has none, no cap, because a stranger's folder must not set one."""
     if not own.value:
         return Setting("", f"built in: no cap, and the one in the {of_project.source} can only lower a cap of yours")
@@ -103,12 +103,12 @@ def check_setting(key: str, value: str, source: str) -> Setting:
     place = f"{key} in the {source}"
     if key in ("max_cost", "budget.month") and value:
         parse_usd(value, name=place, example=f"{key} = 25")
-    if key == "uplink" and value and not _is_line(value):
+    if key == "uplink" and value and not _is_upload_speed(value):
         what = f"{place} is {value!r}, which is not an upload speed: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for example uplink = 48, or leave it out: then gpurun uses "
                 "the speed of earlier uploads.")  # fmt: skip
     if key == "notify.url" and value:
-        _demand_for_notices(place, value)
+        _demand_notice_address(place, value)
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
@@ -116,7 +116,7 @@ def check_setting(key: str, value: str, source: str) -> Setting:
     return Setting(value, source)
 
 
-def _demand_for_notices(place: str, text: str) -> None:
+def _demand_notice_address(place: str, text: str) -> None:
     """Raise UsageError for an address that must not get notices: it needs https or 127.0.0.1, and no password in it."""
     hint = 'Write for example url = "https://ntfy.sh/my-runs".'
     try:
@@ -146,7 +146,7 @@ def is_of_the_link(host: str) -> bool:
     return address.is_link_local or str(address) in _METADATA
 
 
-def _is_line(text: str) -> bool:
+def _is_upload_speed(text: str) -> bool:
     """Return whether a text is a possible upload speed in Mbit/s."""
     try:
         return 0.1 <= float(text) <= 100_000
@@ -159,7 +159,7 @@ def load_clusters(home: Home, broken: dict[str, UsageError] | None = None) -> di
 
     An invalid table is a UsageError; with `broken`, the error is stored there by the table's name instead.
     """
-    return _clusters(_table(home.config).get("slurm", {}), broken)
+    return _parse_clusters(_table(home.config).get("slurm", {}), broken)
 
 
 def find_cluster(home: Home, name: str | None) -> Cluster:
@@ -182,7 +182,7 @@ def project_runs(project: Path) -> dict[str, Any]:
     return tables if isinstance(tables, dict) else {}
 
 
-def _clusters(tables: object, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
+def _parse_clusters(tables: object, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
     from gpurun.core.cluster import clusters_in
 
     return clusters_in(tables if isinstance(tables, dict) else {"": tables}, _USER_FILE, broken)
@@ -192,7 +192,7 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
     """Return the checked settings of one file by key; {} if the file does not exist."""
     table = _table(path)
     if source == _USER_FILE and "slurm" in table:
-        _clusters(table.pop("slurm"))  # Only to raise an error for an invalid table.
+        _parse_clusters(table.pop("slurm"))  # Only to raise an error for an invalid table.
     if source == _OF_PROJECT and isinstance(table.get("run"), dict):
         table.pop("run")  # `project_runs` reads it.
     for name, value in list(table.items()):
@@ -202,11 +202,11 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
         if key not in DEFAULTS:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
-    texts = {key: _as_text(value) for key, value in table.items()}
+    texts = {key: _format_value(value) for key, value in table.items()}
     return {key: check_setting(key, text, source) for key, text in texts.items()}
 
 
-def _as_text(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a TOML value in the form that the environment variable of its key would have."""
     if isinstance(value, list):
         return ",".join(map(str, value))

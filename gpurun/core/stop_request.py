@@ -67,7 +67,7 @@ def ask_to_stop(
     try:
         with exclusive(folder.path / ".control.lock"):  # Two terminals may ask at the same moment.
             standing = read_stop_request(folder)
-            if standing is None or _strength(request) > _strength(standing):
+            if standing is None or _rank_request(request) > _rank_request(standing):
                 write_atomic(folder.control, json.dumps(asdict(request)).encode())
     except OSError as error:
         raise SetupError(
@@ -77,5 +77,5 @@ def ask_to_stop(
         ) from error
 
 
-def _strength(request: StopRequest) -> tuple[int, bool]:
+def _rank_request(request: StopRequest) -> tuple[int, bool]:
     return STRENGTH[request.how], request.same_account

@@ -81,16 +81,16 @@ class Sweep(Frozen):
         found: Iterator[Sequence[str]] = product(*values)
         if prod(map(len, values)) > MOST_LOOKED_AT:
             each = ([*first[:at], value, *first[at + 1 :]] for at, listed in enumerate(values) for value in listed)
-            found = chain(each, islice(product(*map(_extremes, values)), MOST_LOOKED_AT))
+            found = chain(each, islice(product(*map(_find_extremes, values)), MOST_LOOKED_AT))
         for combination in found:
             yield dict(zip(self.space, combination, strict=True))
 
     def words(self) -> list[str]:
         """Return each setting and its values in words."""
-        return [f"{name} {_axis_words(axis)}" for name, axis in self.space.items()]
+        return [f"{name} {_describe_axis(axis)}" for name, axis in self.space.items()]
 
 
-def _extremes(values: Sequence[str]) -> tuple[str, str]:
+def _find_extremes(values: Sequence[str]) -> tuple[str, str]:
     """Return the smallest and the largest of numeric values; of other values the first and the last."""
     try:
         return min(values, key=float), max(values, key=float)
@@ -98,7 +98,7 @@ def _extremes(values: Sequence[str]) -> tuple[str, str]:
         return values[0], values[-1]
 
 
-def _axis_words(axis: Axis) -> str:
+def _describe_axis(axis: Axis) -> str:
     return f"{axis.ends[0]} to {axis.ends[1]}" if isinstance(axis, Range) else ", ".join(axis)
 
 

@@ -47,7 +47,7 @@ def read_tensor_places(path: Path) -> dict[str, TensorPlace]:
         except Malformed as error:
             raise Malformed(f"its header cannot be read: {error}") from None
     header.pop("__metadata__", None)
-    places = {name: _place(name, entry, 8 + length) for name, entry in header.items()}
+    places = {name: _parse_place(name, entry, 8 + length) for name, entry in header.items()}
     end = 8 + length
     for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
         if place.start != end:
@@ -59,7 +59,7 @@ def read_tensor_places(path: Path) -> dict[str, TensorPlace]:
     return places
 
 
-def _place(name: str, entry: Any, first: int) -> TensorPlace:
+def _parse_place(name: str, entry: Any, first: int) -> TensorPlace:
     fields = entry if isinstance(entry, Mapping) else {}
     shape, offsets = fields.get("shape"), fields.get("data_offsets")
     if (

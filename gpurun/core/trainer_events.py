@@ -265,91 +265,100 @@ class EventLines:
         return [event for line in lines if (event := parse_event(line)) is not None]
 
 
-def _seconds(value: Any) -> float | None:
+def _parse_seconds(value: Any) -> float | None:
     seconds = number(value)
     return seconds if seconds is not None and 0 <= seconds < _LONGEST_S else None
 
 
-def _wall(value: Any) -> float | None:
+def _parse_wall(value: Any) -> float | None:
     wall = number(value)
     return wall if wall is not None and 0 <= wall < _LATEST_WALL else None
 
 
-def _word(value: Any) -> str | None:
+def _parse_word(value: Any) -> str | None:
     return plain_line(value) if isinstance(value, str) else None
 
 
-def _name(value: Any) -> str:
-    return _word(value) or ""
+def _parse_name(value: Any) -> str:
+    return _parse_word(value) or ""
 
 
-def _written(value: Any) -> str | None:
+def _parse_optional_text(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     return _COMMANDS.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", value[:_MOST_CHARS])
 
 
-def _text(value: Any) -> str:
-    return _written(value) or ""
+def _parse_text(value: Any) -> str:
+    return _parse_optional_text(value) or ""
 
 
 def _parse_files_left(value: Any) -> FilesLeft:
     """Return a group of files; an invalid value is an empty group. It counts at least as many files as it names."""
     data = value if isinstance(value, dict) else {}
-    named = [file for file in _some(data.get("first")) if isinstance(file, dict) and isinstance(file.get("name"), str)]
+    named = [
+        file for file in _cap_list(data.get("first")) if isinstance(file, dict) and isinstance(file.get("name"), str)
+    ]
     first = tuple((plain_line(file["name"], _NAME_CHARS), whole(file.get("bytes")) or 0) for file in named)
     return FilesLeft(max(whole(data.get("files")) or 0, len(first)), whole(data.get("bytes")) or 0, first)
 
 
-def _matched(value: Any) -> dict[str, int]:
+def _parse_matched_counts(value: Any) -> dict[str, int]:
     items = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
     return {plain_line(str(glob), _NAME_CHARS): whole(count) or 0 for glob, count in items}
 
 
-def _params(value: Any) -> dict[str, str]:
+def _parse_params(value: Any) -> dict[str, str]:
     items = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
     return {plain_line(str(name)): plain_line(str(text)) for name, text in items}
 
 
-def _words(value: Any) -> tuple[str, ...]:
-    return tuple(plain_line(word, _NAME_CHARS) for word in _some(value) if isinstance(word, str))
+def _parse_words(value: Any) -> tuple[str, ...]:
+    return tuple(plain_line(word, _NAME_CHARS) for word in _cap_list(value) if isinstance(word, str))
 
 
-def _some(value: Any) -> list[Any]:
+def _cap_list(value: Any) -> list[Any]:
     return value[:_MOST_NAMED] if isinstance(value, list) else []
 
 
-_EVERY: dict[str, Callable[[Any], Any]] = {"wall": _wall, "elapsed_s": _seconds, "step": whole}
+_EVERY: dict[str, Callable[[Any], Any]] = {"wall": _parse_wall, "elapsed_s": _parse_seconds, "step": whole}
 _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], Any]]]] = {
     "start": (
         StartEvent,
-        dict.fromkeys(("device", "cuda_name", "torch", "python", "precision"), _word)
+        dict.fromkeys(("device", "cuda_name", "torch", "python", "precision"), _parse_word)
         | dict.fromkeys(("world_size", "parameters", "tokens_per_step", "micro_batch"), whole)
         | dict.fromkeys(("steps", "resumed_from", "train_tokens"), whole),
     ),
     "step": (
         StepEvent,
         dict.fromkeys(("loss", "lr", "grad_norm", "tokens_per_s", "mfu"), number)
-        | {"step_s": _seconds, "tokens": whole, "memory_peak_bytes": whole, "steps": whole},
+        | {"step_s": _parse_seconds, "tokens": whole, "memory_peak_bytes": whole, "steps": whole},
     ),
     "eval": (
         EvaluationEvent,
-        dict.fromkeys(("val_loss", "bits_per_byte", "hellaswag"), number) | {"eval_s": _seconds, "tokens": whole},
+        dict.fromkeys(("val_loss", "bits_per_byte", "hellaswag"), number) | {"eval_s": _parse_seconds, "tokens": whole},
     ),
-    "core": (CoreScoreEvent, {"core": number, "core_items": whole, "bundle_sha256": _word}),
-    "sample": (SampleEvent, {"prompt": _text, "text": _written}),
-    "checkpoint": (CheckpointEvent, {"bytes": whole, "stall_s": _seconds}),
-    "warning": (AlertEvent, {"code": _name, "message": _text}),
+    "core": (CoreScoreEvent, {"core": number, "core_items": whole, "bundle_sha256": _parse_word}),
+    "sample": (SampleEvent, {"prompt": _parse_text, "text": _parse_optional_text}),
+    "checkpoint": (CheckpointEvent, {"bytes": whole, "stall_s": _parse_seconds}),
+    "warning": (AlertEvent, {"code": _parse_name, "message": _parse_text}),
     "outputs": (
         OutputsEvent,
         dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _parse_files_left)
-        | {"matched": _matched, "unmatched": _words, "still_working": _words},
+        | {"matched": _parse_matched_counts, "unmatched": _parse_words, "still_working": _parse_words},
     ),
     "trial": (
         TrialEvent,
-        {"trial": whole, "state": _name, "params": _params, "steps": whole, "tokens": whole, "seconds": _seconds}
+        {
+            "trial": whole,
+            "state": _parse_name,
+            "params": _parse_params,
+            "steps": whole,
+            "tokens": whole,
+            "seconds": _parse_seconds,
+        }
         | dict.fromkeys(("loss", "val_loss", "result"), number)
-        | {"why": _name, "is_restored": lambda value: value is True},
+        | {"why": _parse_name, "is_restored": lambda value: value is True},
     ),
-    "stop": (StopEvent, {"reason": _name, "message": _text, "train_s": number}),
+    "stop": (StopEvent, {"reason": _parse_name, "message": _parse_text, "train_s": number}),
 }

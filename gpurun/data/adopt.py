@@ -30,9 +30,9 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
     summary and the manifest, with every byte checked. UsageError for anything that the trainer would refuse; then
     `out` is removed.
     """
-    found = _shards(folder)
+    found = _find_shards(folder)
     maker = next(iter(found.values()))
-    vocabulary = _vocabulary(folder, tokenizer, maker, say)
+    vocabulary = _load_named_tokenizer(folder, tokenizer, maker, say)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError("data.out_in_use", f"{out} exists already.", hint="Name a new folder with --out.")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
@@ -49,7 +49,9 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
             source = {"kind": maker, "digest": hashlib.sha256("".join(digests).encode()).hexdigest()}
             name, tokens, eot_id = vocabulary.name, vocabulary.tokens, vocabulary.eot_id
             manifest = shard_files.manifest_of(name, tokens, eot_id, source, entries)
-            manifest["eot"] = eot or _eot_position(maker, eot_id, [path for path in found if split_of(path) == "train"])
+            manifest["eot"] = eot or _choose_eot_position(
+                maker, eot_id, [path for path in found if split_of(path) == "train"]
+            )
             shard_files.write_json(out / "vocab.json", tokenizers.vocabulary_json(name, tokens))
             shard_files.write_json(out / "data.json", manifest)
             return inspect_data(out)
@@ -58,7 +60,7 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
         raise
 
 
-def _shards(folder: Path) -> dict[Path, str]:
+def _find_shards(folder: Path) -> dict[Path, str]:
     """Return the shards in a folder, with the maker of each.
 
     UsageError if there are none, if they have different makers, or if a shard's split is unclear or a split is missing.
@@ -85,7 +87,7 @@ def _shards(folder: Path) -> dict[Path, str]:
     return found
 
 
-def _vocabulary(folder: Path, tokenizer: str, maker: str, say: Say) -> tokenizers.TextTokenizer:
+def _load_named_tokenizer(folder: Path, tokenizer: str, maker: str, say: Say) -> tokenizers.TextTokenizer:
     """Return the named tokeniser; UsageError if the files beside the shards show that another tokeniser was used."""
     is_char = maker == "nanoGPT" and (folder / META).is_file()
     if is_char != (tokenizer == "char"):
@@ -101,7 +103,7 @@ def _link_shards(found: Mapping[Path, str], split: str, out: Path) -> list[dict[
     for path in (path for path in found if split_of(path) == split):
         link = out / f"{split}_{len(entries) + (split == 'train'):06d}{path.suffix}"
         link.symlink_to(path.absolute())
-        size, tokens = path.stat().st_size, _declared_tokens(path, found[path])
+        size, tokens = path.stat().st_size, _read_declared_tokens(path, found[path])
         digest = shard_files.sha256_of_file(path)
         entries.append({"name": link.name, "tokens": tokens, "bytes": size, "sha256": digest})
     return entries
@@ -116,7 +118,7 @@ def _same_shard_error(out: Path, entries: Sequence[Mapping[str, Any]]) -> UsageE
     return UsageError("data.same_shard", what, hint="Remove one of them; held-out data must not be trained on.")
 
 
-def _declared_tokens(path: Path, maker: str) -> int:
+def _read_declared_tokens(path: Path, maker: str) -> int:
     """Return the number of tokens that a shard declares; inspect_data checks that it contains them."""
     import numpy as np
 
@@ -142,7 +144,7 @@ def _declared_tokens(path: Path, maker: str) -> int:
     return int(header[2])
 
 
-def _eot_position(maker: str, eot_id: int | None, train: list[Path]) -> str:
+def _choose_eot_position(maker: str, eot_id: int | None, train: list[Path]) -> str:
     """Return the position of a maker's end-of-text token; nanoGPT puts it after each document, if there are several."""
     if eot_id is None:
         return "none"

@@ -80,13 +80,13 @@ def _list_members(path: Path, size: int, modified_ns: int) -> Archive | None:
     with naming_faults(path), open(path, "rb") as file:
         head = file.peek(MAGIC_BYTES)[:MAGIC_BYTES]
         if head.startswith(b"PK\3\4"):
-            return _zip_members(_open_zip(path, size, modified_ns), path)
+            return _list_zip_members(_open_zip(path, size, modified_ns), path)
         how = packing_of(head)
         with unpack_content(file, how) as stream:
-            return _tar_members(stream, how, path)
+            return _list_tar_members(stream, how, path)
 
 
-def _zip_members(archive: zipfile.ZipFile, path: Path) -> Archive:
+def _list_zip_members(archive: zipfile.ZipFile, path: Path) -> Archive:
     members, others = {}, 0
     for info in archive.infolist():
         if info.is_dir():
@@ -95,7 +95,7 @@ def _zip_members(archive: zipfile.ZipFile, path: Path) -> Archive:
             how = "is encrypted" if info.flag_bits & 1 else "uses a compression other than stored, deflate and bzip2"
             what = f"{path} cannot be read in place, because its member {plain_line(info.filename, 80)} {how}."
             raise UsageError("data.archive", what, hint="Unpack it, then name the folder.")
-        name = _inner_path(info.filename)
+        name = _build_inner_path(info.filename)
         if not name or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             others += 1
         else:
@@ -114,14 +114,14 @@ def _open_zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
     if listed == 0xFFFFFFFF and place64 >= 0:
         listed = int.from_bytes(tail[place64 + 40 : place64 + 48], "little")
     if listed > _MOST_DIRECTORY_BYTES:
-        raise _too_many(path)
+        raise _too_many_error(path)
     try:
         return zipfile.ZipFile(path)
     except (NotImplementedError, ValueError, struct.error) as error:
         raise cut_short(path, str(error)) from None
 
 
-def _tar_members(stream: BinaryIO, how: str, path: Path) -> Archive | None:
+def _list_tar_members(stream: BinaryIO, how: str, path: Path) -> Archive | None:
     members: dict[str, Member] = {}
     others, file = 0, _Headers(stream)
     if not file.is_tar:
@@ -130,13 +130,13 @@ def _tar_members(stream: BinaryIO, how: str, path: Path) -> Archive | None:
         with tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all of them.
-                name = _inner_path(info.name)
+                name = _build_inner_path(info.name)
                 if info.isreg() and not info.issparse() and name:
                     members[name] = Member(info.size, info.offset_data)
                 else:
                     others += not info.isdir()
                 if len(members) + others > MOST_MEMBERS:
-                    raise _too_many(path)
+                    raise _too_many_error(path)
     except tarfile.TarError as error:
         raise cut_short(path, str(error)) from None
     if not file.last or file.last.strip(b"\0"):  # tarfile treats a damaged header as the end.
@@ -144,13 +144,13 @@ def _tar_members(stream: BinaryIO, how: str, path: Path) -> Archive | None:
     return Archive("tar", how, members, others)
 
 
-def _inner_path(name: str) -> str:
+def _build_inner_path(name: str) -> str:
     """Return a member's path inside the archive; "" if the name leads out of the archive."""
     path = PurePosixPath(name.lstrip("/"))
     return "" if ".." in path.parts else path.as_posix()
 
 
-def _too_many(path: Path) -> UsageError:
+def _too_many_error(path: Path) -> UsageError:
     what = f"{path} holds more than {MOST_MEMBERS:,} files, the limit for an archive."
     return UsageError("data.archive", what, hint="Unpack it, then name the folder.")
 

@@ -62,14 +62,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 0) -> list[bytes]:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=[],
     )
-    tokenizer.train_from_iterator(_sample(texts), trainer)
+    tokenizer.train_from_iterator(_sample_pieces(texts), trainer)
     vocab: dict[str, int] = json.loads(tokenizer.to_str())["model"]["vocab"]
     byte_of = {character: byte for byte, character in tokenizers.printable_bytes().items()}
     written = sorted(vocab, key=lambda token: vocab[token])
     return [*(bytes(byte_of[character] for character in token) for token in written), tokenizers.GPT2_EOT]
 
 
-def _sample(texts: Iterable[str]) -> Iterator[str]:
+def _sample_pieces(texts: Iterable[str]) -> Iterator[str]:
     """Yield pieces of the texts, up to the sample size; they are split where the encoding also splits."""
     left = SAMPLE_CHARS
     for text in texts:

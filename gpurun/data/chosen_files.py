@@ -61,9 +61,9 @@ def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
     for split, reason in (("test", "test"), ("val", "validation"), ("", "beside train and test")):
         passed[reason] += left[split]
     why = "as --val says" if layout.val else f"because of {'its' if len(apart) == 1 else 'their'} name"
-    division = f"held out {why}: {_first_and_count(apart)}" if apart else ""
+    division = f"held out {why}: {_format_first_and_count(apart)}" if apart else ""
     if tests:
-        division += f"{'; ' if division else ''}test data is not used: {_first_and_count(tests)}"
+        division += f"{'; ' if division else ''}test data is not used: {_format_first_and_count(tests)}"
     return Chosen(train, apart, root, +passed, division)
 
 
@@ -92,7 +92,7 @@ def _matches_any(glob: str, names: Sequence[str]) -> bool:
         return False
 
 
-def _first_and_count(names: Sequence[str]) -> str:
+def _format_first_and_count(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 

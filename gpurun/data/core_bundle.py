@@ -89,8 +89,8 @@ def write_core(bundle: Path, most: int, shards: Path, into: Path, say: Say) -> t
     tokens, heads, lines = 0, list[dict[str, Any]](), list[str]()
     with translate_refusals("Nothing was left behind."), _open_bundle(bundle) as files:
         tokenizer = tokenizer_of_shards(shards, say)
-        for task in _tasks(files):
-            items = list(_items(task, _questions(files, task, most), tokenizer))
+        for task in _list_tasks(files):
+            items = list(_build_items(task, _read_questions(files, task, most), tokenizer))
             say(f"{task.label}: {len(items):,} items of CORE")
             heads.append({"label": task.label, "random_baseline": task.baseline, "items": len(items)})
             tokens += sum(len(item["prefix"]) + len(row) for item in items for row in item["rows"])
@@ -107,7 +107,7 @@ def _open_bundle(bundle: Path) -> zipfile.ZipFile:
         raise UsageError("core.no_bundle", f"{bundle} is not a zip file.", hint=_HINT) from None
 
 
-def _member_text(files: zipfile.ZipFile, name: str) -> str:
+def _read_member_text(files: zipfile.ZipFile, name: str) -> str:
     """Return a member's text. Its name may have any folders in front, because the zip may have an outer folder."""
     found = [member for member in files.infolist() if f"/{member.filename}".endswith(f"/{name}")]
     if not found:
@@ -120,23 +120,23 @@ def _member_text(files: zipfile.ZipFile, name: str) -> str:
         raise _bad_bundle_error(name, error) from None
 
 
-def _tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
+def _list_tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
     """Yield the tasks that core.yaml lists, each with its baseline."""
     import yaml  # Only a bundle needs it.
 
     try:
-        entries = yaml.safe_load(_member_text(files, "core.yaml"))["icl_tasks"]
-        rows = csv.DictReader(io.StringIO(_member_text(files, "eval_meta_data.csv")))
+        entries = yaml.safe_load(_read_member_text(files, "core.yaml"))["icl_tasks"]
+        rows = csv.DictReader(io.StringIO(_read_member_text(files, "eval_meta_data.csv")))
         baselines = {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
         if not 0 < len(entries) <= MOST_TASKS:
             raise ValueError(f"{len(entries)} tasks")
-        tasks = [_task(entry, baselines) for entry in entries]
+        tasks = [_parse_task(entry, baselines) for entry in entries]
     except (yaml.YAMLError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise _bad_bundle_error("core.yaml or eval_meta_data.csv", error) from None
     yield from tasks
 
 
-def _task(entry: Mapping[str, Any], baselines: Mapping[str, float]) -> _Task:
+def _parse_task(entry: Mapping[str, Any], baselines: Mapping[str, float]) -> _Task:
     label, place, kind = str(entry["label"]), PurePosixPath(str(entry["dataset_uri"])), entry["icl_task_type"]
     shots, baseline = whole(entry["num_fewshot"][0]), number(baselines[label])
     if kind not in _ROWS:
@@ -153,10 +153,10 @@ def _task(entry: Mapping[str, Any], baselines: Mapping[str, float]) -> _Task:
     )
 
 
-def _questions(files: zipfile.ZipFile, task: _Task, most: int) -> list[dict[str, Any]]:
+def _read_questions(files: zipfile.ZipFile, task: _Task, most: int) -> list[dict[str, Any]]:
     """Return at most `most` questions of a task, shuffled as in nanochat, with the same seed."""
     try:
-        found = [parse_object(line) for line in _member_text(files, task.place).splitlines() if line.strip()]
+        found = [parse_object(line) for line in _read_member_text(files, task.place).splitlines() if line.strip()]
     except ValueError as error:
         raise _bad_bundle_error(task.place, error) from None
     random.Random(SHUFFLE_SEED).shuffle(found)
@@ -166,7 +166,7 @@ def _questions(files: zipfile.ZipFile, task: _Task, most: int) -> list[dict[str,
     return found[:most]
 
 
-def _items(
+def _build_items(
     task: _Task, questions: Sequence[Mapping[str, Any]], tokenizer: tokenizers.TextTokenizer
 ) -> Iterator[dict[str, Any]]:
     """Yield each question as rows of token ids; the last ids of a row are scored."""
@@ -178,53 +178,53 @@ def _items(
             drawn = random.Random(SHOT_SEED + index).sample(others, task.shots)
             texts, label = make(question, [questions[i] for i in drawn], task.delimiter)
             rows = [[*begin, *ids.tolist()] for ids in tokenizer.encode(texts)]
-            yield _item(task.kind, rows, label)
+            yield _build_item(task.kind, rows, label)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _bad_bundle_error(task.place, error) from None
 
 
-def _item(kind: str, rows: list[list[int]], label: int | None) -> dict[str, Any]:
+def _build_item(kind: str, rows: list[list[int]], label: int | None) -> dict[str, Any]:
     """Return an item: its rows, the length of their common beginning, and how many ids at each row's end are scored."""
     if kind == "language_modeling":
-        same = len(_common_prefix(rows))  # The whole context, unless tokens merge where the continuation begins.
+        same = len(_find_common_prefix(rows))  # The whole context, unless tokens merge where the continuation begins.
         rows, counts = rows[1:], [len(rows[1]) - same]
     elif kind == "schema":
-        same = len(_common_prefix([row[::-1] for row in rows]))
+        same = len(_find_common_prefix([row[::-1] for row in rows]))
         counts = [same] * len(rows)
     else:
-        same = len(_common_prefix(rows))
+        same = len(_find_common_prefix(rows))
         counts = [len(row) - same for row in rows]
     if any(len(row) < 2 for row in rows):
         raise ValueError("a text is empty")
     # At least one id is scored, and at least one stands before it.
     counts = [min(max(1, count), len(row) - 1) for count, row in zip(counts, rows, strict=True)]
-    prefix = _common_prefix(rows) if len(rows) > 1 else []
+    prefix = _find_common_prefix(rows) if len(rows) > 1 else []
     return {"prefix": prefix, "rows": [row[len(prefix) :] for row in rows], "asked": counts, "label": label}
 
 
-def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
+def _find_common_prefix(rows: Sequence[list[int]]) -> list[int]:
     """Return the common beginning of all rows."""
     same = list(takewhile(lambda ids: len({*ids}) == 1, zip(*rows, strict=False)))
     return [ids[0] for ids in same]
 
 
-def _of_choices(
+def _format_choices_question(
     question: Mapping[str, Any], shots: Sequence[Mapping[str, Any]], delimiter: str
 ) -> tuple[list[str], int | None]:
     head = "".join(f"{shot['query']}{delimiter}{shot['choices'][shot['gold']]}\n\n" for shot in shots)
     texts = [f"{head}{question['query']}{delimiter}{choice}" for choice in question["choices"]]
-    return texts, _checked_label(question["gold"], texts)
+    return texts, _check_label(question["gold"], texts)
 
 
-def _of_schema(
+def _format_schema_question(
     question: Mapping[str, Any], shots: Sequence[Mapping[str, Any]], delimiter: str
 ) -> tuple[list[str], int | None]:
     head = "".join(f"{shot['context_options'][shot['gold']]}{delimiter}{shot['continuation']}\n\n" for shot in shots)
     texts = [f"{head}{context}{delimiter}{question['continuation']}" for context in question["context_options"]]
-    return texts, _checked_label(question["gold"], texts)
+    return texts, _check_label(question["gold"], texts)
 
 
-def _of_text(
+def _format_text_question(
     question: Mapping[str, Any], shots: Sequence[Mapping[str, Any]], delimiter: str
 ) -> tuple[list[str], int | None]:
     head = "".join(f"{shot['context'].strip()}{delimiter}{shot['continuation']}\n\n" for shot in shots)
@@ -232,14 +232,18 @@ def _of_text(
     return [before.strip(), f"{before}{question['continuation']}"], None
 
 
-_ROWS = {"multiple_choice": _of_choices, "schema": _of_schema, "language_modeling": _of_text}
+_ROWS = {
+    "multiple_choice": _format_choices_question,
+    "schema": _format_schema_question,
+    "language_modeling": _format_text_question,
+}
 """The function for each kind of task. It returns a question's texts, and the index of the correct text.
 
 For a continuation, the texts are the context alone, and the context with its continuation.
 """
 
 
-def _checked_label(gold: Any, texts: Sequence[str]) -> int:
+def _check_label(gold: Any, texts: Sequence[str]) -> int:
     if type(gold) is not int or gold not in range(len(texts)):
         raise ValueError("gold is not the number of an answer")
     return gold

@@ -91,7 +91,10 @@ def run_datatrove(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, e
     if not tasks:
         return
     steps = [TaskReader(tasks, work.layout), Doing(work, tasks)]
-    with tempfile.TemporaryDirectory(prefix="gpurun-datatrove-") as logs, _errors_into(Path(logs) / "executor.log"):
+    with (
+        tempfile.TemporaryDirectory(prefix="gpurun-datatrove-") as logs,
+        _redirect_errors_into(Path(logs) / "executor.log"),
+    ):
         settings: dict[str, Any] = {"tasks": len(tasks), "workers": min(workers, len(tasks))}
         settings |= {"logging_dir": logs, "skip_completed": False}
         if executor == "ray":
@@ -115,7 +118,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _errors_into(log: Path) -> Iterator[None]:
+def _redirect_errors_into(log: Path) -> Iterator[None]:
     """Redirect standard error to a file beside the logs, also for processes that are started meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)

@@ -21,13 +21,13 @@ def documents_of(spans: Iterable[FileSpan], layout: Layout) -> Iterator[Document
     """Yield the documents of some spans in order, without blank documents; UsageError if a file is invalid."""
     for span in spans:
         _demand_unchanged(span.file)
-        for document in _documents(span, layout):
+        for document in _read_documents(span, layout):
             if document.text and not document.text.isspace():
                 yield replace(document, held_out=True) if span.file.held_out else document
         _demand_unchanged(span.file)
 
 
-def _documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+def _read_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
     of_text = {
         "whole": texts.yield_whole,
         "pieces": texts.cut_text,

@@ -46,12 +46,12 @@ def foreign_shards(folder: Path) -> dict[Path, str]:
 def refuse_foreign(place: Path) -> None:
     """Raise UsageError if `place` is a shard of another program, or a folder that contains such shards."""
     with reading(place):
-        for path in _files_to_check(place):
+        for path in _list_files_to_check(place):
             if maker := maker_of(path):
                 raise foreign_shards_error(path.parent, maker)
 
 
-def _files_to_check(place: Path) -> Iterator[Path]:
+def _list_files_to_check(place: Path) -> Iterator[Path]:
     """Yield a file itself; for a folder, its files and those one level below, except in folders of gpurun's shards."""
     if not place.is_dir():
         yield place

@@ -51,7 +51,7 @@ def find_files(source: str, say: Say) -> FoundFiles:
     refuse_undescribed_shards(path)
     if path.is_file():
         found = FoundFiles("file", path.parent, [path.name], Counter())
-        return _with_members(replace(found, kind="archive")) if _is_archive(path) else found
+        return _expand_archives(replace(found, kind="archive")) if _is_archive(path) else found
     if not path.is_dir():
         what = f"{source} is neither a file nor a folder."
         raise UsageError("data.not_a_file", what, hint="Name a text file, or a folder of text files.")
@@ -61,7 +61,7 @@ def find_files(source: str, say: Say) -> FoundFiles:
             f"{source} contains prepared shards (it has a data.json).",
             hint="Pass that folder with --data, or name the folder of texts that it was made from.",
         )
-    return _with_members(FoundFiles("folder", path, *_walk(path, set())))
+    return _expand_archives(FoundFiles("folder", path, *_walk(path, set())))
 
 
 def _is_archive(path: Path) -> bool:
@@ -73,7 +73,7 @@ def _is_archive(path: Path) -> bool:
     return found is not None and (found.kind == "tar" or kind_of_zip(path) == "zip archive")
 
 
-def _with_members(found: FoundFiles) -> FoundFiles:
+def _expand_archives(found: FoundFiles) -> FoundFiles:
     """Return the found files with each archive replaced by its members, in order."""
     names, passed = [], Counter(found.passed)
     for name in found.names:

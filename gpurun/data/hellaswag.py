@@ -30,7 +30,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
     lines, written = [], shards / question_items.FILE
     with translate_refusals("Nothing was left behind."):
         tokenizer = tokenizer_of_shards(shards, say)
-        for context, endings, label in _questions(questions):
+        for context, endings, label in _read_questions(questions):
             first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {ending}" for ending in endings)]))
             lines.append(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
         if not lines:
@@ -54,7 +54,7 @@ def tokenizer_of_shards(shards: Path, say: Say) -> tokenizers.TextTokenizer:
     return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(shards))
 
 
-def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
+def _read_questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
     """Yield context, endings and label of each line."""
     number = 0
     try:
@@ -62,7 +62,7 @@ def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
             while line := lines.readline(_MOST_LINE_CHARS):
                 number += 1
                 if line.strip():
-                    yield _question(parse_object(line))
+                    yield _parse_question(parse_object(line))
     except OSError as error:
         raise UsageError(
             "data.unreadable", f"{path} cannot be read: {error.strerror}.", hint="Check the path."
@@ -73,7 +73,7 @@ def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
         raise UsageError("data.no_question", what, hint=hint) from None
 
 
-def _question(record: Any) -> tuple[str, list[str], int]:
+def _parse_question(record: Any) -> tuple[str, list[str], int]:
     context, endings, label = record["ctx"], record["endings"], record["label"]
     texts = [context, *endings]
     if len(endings) != ENDINGS or not all(isinstance(text, str) and text.strip() for text in texts):

@@ -67,17 +67,17 @@ def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, 
             hint="Check its name on huggingface.co; a gated data set needs HF_TOKEN.",
         ) from error
     except broken as error:
-        return _earlier_download(hub, dataset, options, error, say)
+        return _find_earlier_download(hub, dataset, options, error, say)
     cache = Path(hub.constants.HF_HUB_CACHE)
     _check_room(sum(file.file_size or 0 for file in missing), len(missing), cache, say)
     try:
         return Path(hub.snapshot_download(dataset, **options))
     except broken as error:
         # The cache now holds an incomplete part that must not be used.
-        raise _interrupted_download(dataset, cache, error) from None
+        raise _interrupted_download_error(dataset, cache, error) from None
 
 
-def _earlier_download(
+def _find_earlier_download(
     hub: ModuleType, dataset: str, options: dict[str, Any], error: Exception, say: Callable[[str], None]
 ) -> Path:
     """Return the folder of an earlier download, for use when the hub cannot be reached; UsageError if there is none."""
@@ -102,7 +102,7 @@ def _bad_name_error(name: str) -> UsageError:
     )
 
 
-def _interrupted_download(dataset: str, cache: Path, error: Exception) -> GpurunError:
+def _interrupted_download_error(dataset: str, cache: Path, error: Exception) -> GpurunError:
     what = " ".join(str(error).split())[:120]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free disk space, or name a cache on another disk: HF_HOME=DIR."

@@ -94,7 +94,7 @@ def recognise(path: Path) -> tuple[Kind | None, str]:
         return None, "tar archive"
     if b"\0" in head[:8192]:
         return None, "binary"
-    return _of_text(path, head.removeprefix(codecs.BOM_UTF8), is_whole=len(head) < HEAD_BYTES)
+    return _guess_kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), is_whole=len(head) < HEAD_BYTES)
 
 
 def kind_of_zip(path: Path) -> str:
@@ -115,7 +115,7 @@ def kind_of_zip(path: Path) -> str:
     return "PyTorch file" if any(name.endswith("data.pkl") for name in names) else "zip archive"
 
 
-def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, str]:
+def _guess_kind_of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, str]:
     """Return the kind of a file that looks like text."""
     start = head.lstrip()
     if _HTML.match(head) or (path.suffix.lower() in (".html", ".htm", ".xhtml") and _TAG.search(head)):
@@ -125,10 +125,10 @@ def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, s
         if _is_object(first) or (len(first) == len(start) and not is_whole):
             return "lines", ""
         return (None, "JSON object") if start[1:].lstrip()[:1] in (b'"', b"}") else ("text", "")
-    return _kind_of_array(path, start) if start.startswith(b"[") else ("text", "")
+    return _guess_kind_of_array(path, start) if start.startswith(b"[") else ("text", "")
 
 
-def _kind_of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
+def _guess_kind_of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
     """Return the kind of a file that begins like an array, from the array's first members."""
     if start[1:].lstrip().startswith(b"{"):
         return "array", ""

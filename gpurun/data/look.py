@@ -45,7 +45,7 @@ class SourceLook:
         files: list[SourceFile] = []
         taken = 0
         for name in _select_names(names, root, limit_bytes) if limit_bytes else names:
-            file, reason, size = self._look(name, root)
+            file, reason, size = self._look_at_file(name, root)
             if file is None:
                 self.passed[reason] += 1
                 self.first.setdefault(reason, root / name)
@@ -54,13 +54,13 @@ class SourceLook:
             files.append(file)
             taken += file.text_bytes
             if limit_bytes and taken >= limit_bytes:
-                files[-1] = _shortened(file, file.text_bytes - (taken - limit_bytes))
+                files[-1] = _shorten(file, file.text_bytes - (taken - limit_bytes))
                 self.is_limited = True
                 break
         places = {name: place for place, name in enumerate(names)}
         return sorted(files, key=lambda file: places[file.name])
 
-    def _look(self, name: str, root: Path) -> tuple[SourceFile | None, str, int]:
+    def _look_at_file(self, name: str, root: Path) -> tuple[SourceFile | None, str, int]:
         """Return (file, "", 0) for a file with documents, else (None, why it is skipped, its size)."""
         path, kind = root / name, self._kind
         try:
@@ -112,7 +112,7 @@ class SourceLook:
 
 def _select_names(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
     """Return names in the order of their hashes; for an archive the first names, because it is read in order."""
-    hashed, sizes = sorted(names, key=_name_hash), 0
+    hashed, sizes = sorted(names, key=_hash_name), 0
     chosen: list[str] = []
     for name in hashed:
         chosen.append(name)
@@ -123,7 +123,7 @@ def _select_names(names: Sequence[str], root: Path, limit_bytes: int) -> list[st
     return sorted(chosen, key={name: place for place, name in enumerate(names)}.__getitem__) if is_packed else hashed
 
 
-def _shortened(file: SourceFile, most: int) -> SourceFile:
+def _shorten(file: SourceFile, most: int) -> SourceFile:
     """Return a file limited to about `most` bytes of text; a file that cannot be divided is returned unchanged."""
     if file.form == "parquet":
         count = 1
@@ -135,5 +135,5 @@ def _shortened(file: SourceFile, most: int) -> SourceFile:
     return file
 
 
-def _name_hash(name: str) -> bytes:
+def _hash_name(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()

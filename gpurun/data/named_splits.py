@@ -29,18 +29,22 @@ def named_splits(names: Sequence[str]) -> dict[str, str]:
 
     UsageError if the names contradict one another.
     """
-    called = {name: _splits_in(name) for name in names}
+    called = {name: _find_splits_in(name) for name in names}
     splits = {name: next(iter(words), "") for name, words in called.items()}
     kinds = {*splits.values()} - {""}
     if "train" not in kinds:
-        rows = [name for name, split in splits.items() if split and _suffix(name) in _ROWS]
-        same = {_suffix(name) for name in rows} & {_suffix(name) for name, split in splits.items() if not split}
+        rows = [name for name, split in splits.items() if split and _find_suffix(name) in _ROWS]
+        same = {_find_suffix(name) for name in rows} & {
+            _find_suffix(name) for name, split in splits.items() if not split
+        }
         # Some files of rows are called test or val, and others are not: the others are for training.
         return {name: splits[name] if name in rows else "train" for name in names} if same else {}
     if kinds == {"train"}:
         return {}
-    suffixes = {_suffix(name) for name, split in splits.items() if split}
-    doubtful = [name for name, words in called.items() if len(words) > 1 or (not words and _suffix(name) in suffixes)]
+    suffixes = {_find_suffix(name) for name, split in splits.items() if split}
+    doubtful = [
+        name for name, words in called.items() if len(words) > 1 or (not words and _find_suffix(name) in suffixes)
+    ]
     if doubtful:
         others = " and ".join(sorted(kinds - {"train"}))
         what = f"Files are called train and {others}, but the purpose of {doubtful[0]} is unclear"
@@ -53,14 +57,14 @@ def named_splits(names: Sequence[str]) -> dict[str, str]:
     return splits
 
 
-def _splits_in(name: str) -> set[str]:
+def _find_splits_in(name: str) -> set[str]:
     """Return the splits that the parts of a file name mention; none for a program's name."""
     path = PurePosixPath(name)
-    if _PROGRAMS.fullmatch(_suffix(name)):
+    if _PROGRAMS.fullmatch(_find_suffix(name)):
         return set()
     parts = [*path.parts[:-1], plain_name(path)]
     return {_WORDS[word] for part in parts for word in _CUT.split(part.lower()) if word in _WORDS}
 
 
-def _suffix(name: str) -> str:
+def _find_suffix(name: str) -> str:
     return PurePosixPath(plain_name(PurePosixPath(name))).suffix

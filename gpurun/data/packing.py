@@ -44,7 +44,7 @@ def unpack_content(raw: BinaryIO, how: str) -> Iterator[BinaryIO]:
         with gzip.open(raw, "rb") as stream:
             yield cast(BinaryIO, stream)
     else:
-        with io.BufferedReader(_Unpacked(raw, _format_of(how)), BLOCK_BYTES) as stream:
+        with io.BufferedReader(_Unpacked(raw, _choose_format(how)), BLOCK_BYTES) as stream:
             yield stream
 
 
@@ -117,7 +117,7 @@ class _Format(NamedTuple):
     padding: bytes = b""
 
 
-def _format_of(how: str) -> _Format:
+def _choose_format(how: str) -> _Format:
     if how == "bzip2":
         return _Format(how, bz2.BZ2Decompressor, OSError)
     if how == "xz":

@@ -18,7 +18,7 @@ _ROWS = 1024
 
 def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
     """Return the bytes of text in each row group; UsageError if the file is damaged, or lacks these columns."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         for column in columns:
             _demand_text(path, file.schema_arrow, column)
         leaves = [file.schema.column(place).path for place in range(len(file.schema))]
@@ -29,12 +29,12 @@ def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
 
 def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str], str]]:
     """Yield (row group and number, texts by column, url or "") for each row of these groups; a null becomes ""."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         named = [*columns, *(["url"] if "url" in file.schema_arrow.names and "url" not in columns else [])]
         for group in groups:
-            number, at_once = 0, _rows_at_once(path, file, group, named)
+            number, at_once = 0, _choose_rows_at_once(path, file, group, named)
             for batch in file.iter_batches(at_once, row_groups=[group], columns=named, use_threads=False):
-                for cells in zip(*(_strings(batch.column(name)) for name in named), strict=True):
+                for cells in zip(*(_list_strings(batch.column(name)) for name in named), strict=True):
                     if sum(map(len, cells)) > MOST_ROW_BYTES:
                         raise too_long(path, f"row {number} of row group {group}")
                     texts = dict(zip(named, cells, strict=True))
@@ -43,7 +43,7 @@ def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[
                     number += 1
 
 
-def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
+def _choose_rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
     """Return the number of rows to read at once, from the size of the largest pages, which bounds the length of a row.
 
     A dictionary-encoded column has no such bound, because a page can repeat one long value.
@@ -53,7 +53,7 @@ def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
     return max(1, min(_ROWS, MOST_PAGE_BYTES // sum(largest_page(path, chunk) for chunk in chunks)))
 
 
-def _strings(column: Any) -> Iterator[str]:
+def _list_strings(column: Any) -> Iterator[str]:
     """Yield a column's texts, and "" for a null or for invalid UTF-8, which some writers put into strings."""
     import pyarrow
 
@@ -89,7 +89,7 @@ def _demand_text(path: Path, schema: Any, column: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet

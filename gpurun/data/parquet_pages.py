@@ -41,7 +41,7 @@ def largest_page(path: Path, chunk: Any) -> int:
     """
     largest = 1
     with path.open("rb") as file:
-        for page in _pages(file, chunk):
+        for page in _list_pages(file, chunk):
             if not 0 <= page.unpacked_bytes <= MOST_PAGE_BYTES or page.values > _MOST_VALUES:
                 what = f"{path} has a page of {page.unpacked_bytes:,} bytes and {page.values:,} values, "
                 what += f"but the limits are {MOST_PAGE_BYTES:,} and {_MOST_VALUES:,}."
@@ -51,33 +51,33 @@ def largest_page(path: Path, chunk: Any) -> int:
     return largest
 
 
-def _pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
+def _list_pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
     starts = [chunk.data_page_offset, *([chunk.dictionary_page_offset] if chunk.has_dictionary_page else [])]
     place = min(start for start in starts if start is not None)
     stop = place + chunk.total_compressed_size
     while place < stop:
-        page = _page_at(file, place)
+        page = _read_page_at(file, place)
         if page is None:
             return
         yield page
         place += page.head_bytes + max(0, page.packed_bytes)
 
 
-def _page_at(file: BinaryIO, place: int) -> _Page | None:
+def _read_page_at(file: BinaryIO, place: int) -> _Page | None:
     for most in _HEAD_BYTES:
         with suppress(IndexError, KeyError, ValueError):
             file.seek(place)
-            return _page(file.read(most))
+            return _parse_page(file.read(most))
     return None
 
 
-def _page(raw: bytes) -> _Page:
-    fields, end = _struct(raw, 0)
+def _parse_page(raw: bytes) -> _Page:
+    fields, end = _parse_struct(raw, 0)
     values = max((fields[kind].get(1, 0) for kind in _KINDS if kind in fields), default=0)
     return _Page(fields[2], fields[3], values, end)
 
 
-def _struct(raw: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+def _parse_struct(raw: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Return a struct's numbers and structs, keyed by field id, and the offset of its end."""
     if depth > _MOST_DEPTH:
         raise ValueError("nested too deeply")
@@ -88,36 +88,36 @@ def _struct(raw: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
         if head >> 4:
             number += head >> 4
         else:
-            number, at = _int(raw, at)
-        fields[number], at = _value(raw, at, head & 15, depth)
+            number, at = _parse_int(raw, at)
+        fields[number], at = _parse_value(raw, at, head & 15, depth)
     return fields, at + 1
 
 
-def _value(raw: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+def _parse_value(raw: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in _BOOLS:
         return None, at
     if kind in _INTS:
-        return _int(raw, at)
+        return _parse_int(raw, at)
     if kind == _STRUCT:
-        return _struct(raw, at, depth + 1)
+        return _parse_struct(raw, at, depth + 1)
     if kind in _LISTS:
-        return None, _list_end(raw, at, depth)
+        return None, _find_list_end(raw, at, depth)
     if kind == _BINARY:
-        length, at = _varint(raw, at)
+        length, at = _parse_varint(raw, at)
         return None, at + length
     return None, at + {_BYTE: 1, _DOUBLE: 8}[kind]
 
 
-def _list_end(raw: bytes, at: int, depth: int) -> int:
+def _find_list_end(raw: bytes, at: int, depth: int) -> int:
     count, kind, at = raw[at] >> 4, raw[at] & 15, at + 1
     if count == 15:
-        count, at = _varint(raw, at)
+        count, at = _parse_varint(raw, at)
     for _ in range(count):
-        at = at + 1 if kind in _BOOLS else _value(raw, at, kind, depth + 1)[1]
+        at = at + 1 if kind in _BOOLS else _parse_value(raw, at, kind, depth + 1)[1]
     return at
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def _parse_varint(raw: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte, at = raw[at], at + 1
@@ -127,7 +127,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _int(raw: bytes, at: int) -> tuple[int, int]:
+def _parse_int(raw: bytes, at: int) -> tuple[int, int]:
     """Return a zigzag-encoded number, and the offset of its end."""
-    value, at = _varint(raw, at)
+    value, at = _parse_varint(raw, at)
     return (value >> 1) ^ -(value & 1), at

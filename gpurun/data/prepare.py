@@ -129,7 +129,7 @@ class Writer:
         """Make the shards of a task, unless they exist."""
         if self.record(index) is None:
             drop = drop_filter(self.duplicates, index) if self.duplicates else None
-            tokenizer, identity = _tokenizer(self), self.identity
+            tokenizer, identity = _load_tokenizer(self), self.identity
             write_task(
                 documents, tokenizer, self.folder, index, bound=self.bound, identity=identity, drop=drop, tell=tell
             )
@@ -140,7 +140,7 @@ class Writer:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
+def _load_tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
     """Return the writer's tokeniser, which is loaded once per process and vocabulary."""
     return tokenizers.tokenizer_of(writer.tokenizer, tokenizers.read_vocabulary(writer.folder), threads=1)
 
@@ -215,7 +215,7 @@ def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepare
     )
     request = order.request(source)
     if (order.out / "data.json").exists():
-        return _finished_result(order, source, request, say)
+        return _read_finished_result(order, source, request, say)
     bytes_per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
     tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
     record_request(order.out, request, source)
@@ -224,7 +224,7 @@ def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepare
     say(", ".join([*facts, _count_phrase(len(tasks), "part")]))
     if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
         say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: each process needs about that much memory")
-    bound = _held_out_bound(order, source, tasks)
+    bound = _compute_held_out_bound(order, source, tasks)
     tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.layout, say)
     named = {**request, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
     identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
@@ -269,7 +269,7 @@ def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> 
     return Prepared(order.out, manifest, dict(begun.source.passed_over), made=True)
 
 
-def _held_out_bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
+def _compute_held_out_bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
     """Return the bound below which a document's key is held out; 0 if whole files are held out.
 
     For a small source, the bound is chosen so that some documents are held out, but not all.
@@ -336,7 +336,7 @@ def _count_tokens(record: dict[str, Any]) -> int:
     return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
 
 
-def _finished_result(order: PrepareOrder, source: TextSource, request: dict[str, Any], say: Say) -> Prepared:
+def _read_finished_result(order: PrepareOrder, source: TextSource, request: dict[str, Any], say: Say) -> Prepared:
     """Return a finished folder's content; UsageError if it was made from a different request."""
     path = order.out / "data.json"
     manifest: dict[str, Any] = {}

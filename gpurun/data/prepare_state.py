@@ -33,12 +33,12 @@ def known_files(folder: Path, layout: Layout) -> Known:
         request = state["asked"]
         options = {name: request[name] for name in request if name in (*Layout.FLAGS,)}
         if options == layout.flags and not request["limit-bytes"]:
-            files = [_known_file(fields) for fields in state["files"]]
+            files = [_parse_known_file(fields) for fields in state["files"]]
             return {(file.name, file.bytes, file.modified_ns): file for file in files}
     return {}
 
 
-def _known_file(fields: dict[str, Any]) -> SourceFile:
+def _parse_known_file(fields: dict[str, Any]) -> SourceFile:
     table = None if fields["table"] is None else Table(*fields["table"])
     return SourceFile(**{**fields, "root": Path(), "weights": tuple(fields["weights"]), "table": table})
 

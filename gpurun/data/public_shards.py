@@ -70,20 +70,24 @@ def downloaded_by_the_machine(
     if name != "gpt2":
         what = f"The recipe's tokeniser is {name}; shards of {data} have GPT-2's tokens."
         raise UsageError("data.other_tokenizer", what, hint="Use a recipe with GPT-2's tokens, or your own data.")
-    found = _hub_set(data.removeprefix(HUB), say) if data.startswith(HUB) else _listed_set(Path(data).expanduser())
+    found = (
+        _list_hub_set(data.removeprefix(HUB), say)
+        if data.startswith(HUB)
+        else _read_listed_set(Path(data).expanduser())
+    )
     shards = {split: found.shards(split) for split in ("train", "val")}
     if missing := [split for split, files in shards.items() if not files]:
         what = f"{data} has no llm.c shards (.bin) with {' or '.join(missing)} in their names."
         hint = f"If it is a set of texts, make shards first: gpurun data prepare RECIPE --source {shlex.quote(data)}"
         raise UsageError("data.no_public_shards", what, hint=hint)
-    shards["train"] = _first_shards(shards["train"], train["steps"] * train["batch_tokens"])
+    shards["train"] = _select_first_shards(shards["train"], train["steps"] * train["batch_tokens"])
     files = [*shards["train"], *shards["val"]]
     if len({file.sha256 for file in files}) < len(files):
         what = f"Two shards of {data} contain the same tokens, so its results would be wrong."
         raise UsageError("data.same_shard", what, hint="Use another set, or another revision of it.")
     _require_llm_c(files[-1])
     tokenizer = tokenizers.load_gpt2(say)
-    entries = {split: [_entry(file) for file in some] for split, some in shards.items()}
+    entries = {split: [_build_entry(file) for file in some] for split, some in shards.items()}
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     source = {"kind": "public", "name": found.name, "digest": digest}
     manifest = shard_files.manifest_of(name, tokenizer.tokens, tokenizer.eot_id, source, entries)
@@ -107,29 +111,29 @@ def downloaded_by_the_machine(
     )
 
 
-def _tokens_in(file: PublicFile) -> int:
+def _count_tokens_in(file: PublicFile) -> int:
     return (file.bytes - HEADER_BYTES) // 2
 
 
-def _entry(file: PublicFile) -> dict[str, Any]:
-    return {"name": file.name, "tokens": _tokens_in(file), "bytes": file.bytes, "sha256": file.sha256}
+def _build_entry(file: PublicFile) -> dict[str, Any]:
+    return {"name": file.name, "tokens": _count_tokens_in(file), "bytes": file.bytes, "sha256": file.sha256}
 
 
-def _first_shards(train: list[PublicFile], tokens: int) -> list[PublicFile]:
+def _select_first_shards(train: list[PublicFile], tokens: int) -> list[PublicFile]:
     """Return the first shards that together have more than `tokens` tokens; all shards if they have fewer."""
     kept, total = list[PublicFile](), 0
     for file in train:
         if total <= tokens:
             kept.append(file)
-            total += _tokens_in(file)
+            total += _count_tokens_in(file)
     return kept
 
 
 def _require_llm_c(file: PublicFile) -> None:
     """Raise UsageError if a file does not have an llm.c shard's header; the machine later checks the digest."""
-    expected = _LLM_C + _tokens_in(file).to_bytes(4, "little")
+    expected = _LLM_C + _count_tokens_in(file).to_bytes(4, "little")
     if _fetch(file.url, {"Range": f"bytes=0-{len(expected) - 1}"})[0][: len(expected)] != expected:
-        what = f"{file.url} is not an llm.c shard with {_tokens_in(file):,} tokens."
+        what = f"{file.url} is not an llm.c shard with {_count_tokens_in(file):,} tokens."
         raise UsageError("data.no_public_shards", what, hint=f"Other shards cannot be used directly. {_DOWNLOADED}")
 
 
@@ -139,7 +143,7 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
     The machine downloads the files whose digest the hub knows (LFS). The other files are small, and are downloaded to
     `into` now.
     """
-    found = _listing(data.removeprefix(HUB), say)
+    found = _fetch_listing(data.removeprefix(HUB), say)
     public, size = list[PublicFile](), 0
     for path, entry in found.entries.items():
         sha256 = str((entry.get("lfs") or {}).get("oid"))
@@ -179,7 +183,7 @@ class _Listing:
         return f"{self.resolve}/{quote(entry['path'])}"
 
 
-def _listing(name: str, say: Callable[[str], None]) -> _Listing:
+def _fetch_listing(name: str, say: Callable[[str], None]) -> _Listing:
     """Return a data set's content at the commit that its revision refers to now; the plan is fixed to that commit."""
     place, _, revision = name.partition("@")
     dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
@@ -192,7 +196,7 @@ def _listing(name: str, say: Callable[[str], None]) -> _Listing:
             what = f"hf:{name} needs HF_TOKEN and its owner's permission, but a rented machine never gets a key."
             raise UsageError("data.gated", what, hint=_DOWNLOADED)
         commit = str(about["sha"])
-        tree = _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
+        tree = _list_tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
         paths = {PurePosixPath(entry["path"]): entry for entry in tree if entry["type"] == "file"}
         entries = {str(path.relative_to("/".join(folder))): entry for path, entry in paths.items() if _is_inside(path)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -206,9 +210,9 @@ def _is_inside(path: PurePosixPath) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
+def _list_hub_set(name: str, say: Callable[[str], None]) -> _Set:
     """Return the shards of a data set of the hub."""
-    found = _listing(name, say)
+    found = _fetch_listing(name, say)
     try:
         files = [
             PublicFile(
@@ -226,7 +230,7 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
     return _Set(found.name, tuple(files), found.origin if found.origin != _HUB else "")
 
 
-def _tree(url: str, name: str) -> Iterator[Any]:
+def _list_tree(url: str, name: str) -> Iterator[Any]:
     """Yield the entries below a folder on the hub, which lists them in pages."""
     page = f"{url}?recursive=true"
     while page:
@@ -256,7 +260,7 @@ def _fetch(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes,
         raise UsageError("data.hub_unreachable", what, hint=hint) from None
 
 
-def _listed_set(path: Path) -> _Set:
+def _read_listed_set(path: Path) -> _Set:
     """Return the shards in a list file: tables `train` and `val`, each with `url`, `bytes` and `sha256`."""
     try:
         content = recipe_files.parse_toml(path.read_text(encoding="utf-8"))

@@ -75,17 +75,17 @@ def not_utf8(path: Path, raw: bytes, start: int, offset: int) -> UsageError:
     The hint names an encoding only if the surrounding bytes make it clear, because a wrong encoding would silently
     replace letters.
     """
-    found = _encodings_of(raw[max(0, start - _AROUND_BYTES) : start + _AROUND_BYTES])
+    found = _guess_encodings(raw[max(0, start - _AROUND_BYTES) : start + _AROUND_BYTES])
     what = f"{path} is not UTF-8: byte 0x{raw[start]:02x} at offset {offset}."
     hint = "Find out which encoding it has, then convert it and check the letters: "
     if found:
         shown = " or ".join(f"{name.upper()}{f' ({word})' if word else ''}" for name, word in found.items())
         what, hint = f"{what[:-1]}; it is probably {shown}.", "Convert it first and check the letters: "
-    hint += _conversion(next(iter(found), "ENCODING"), path, path.suffix or ".txt")
+    hint += _format_conversion(next(iter(found), "ENCODING"), path, path.suffix or ".txt")
     return UsageError("data.not_utf8", what, hint=hint)
 
 
-def _encodings_of(raw: bytes) -> dict[str, str]:
+def _guess_encodings(raw: bytes) -> dict[str, str]:
     """Return the possible encodings of a text, by iconv's names, the most likely first; {} if the evidence is unclear.
 
     Each comes with a word of the text that the other encodings would decode differently.
@@ -133,7 +133,7 @@ def refuse_utf16(head: bytes, path: Path) -> None:
         printable = all(char.isprintable() or char in "\t\n\r\f" for char in beginning)
         # Without a byte-order mark, spaces and line ends show that it is text and how its bytes are paired.
         if printable and (marked or any(char in " \n" for char in beginning)):
-            hint = f"Convert it first: {_conversion(encoding.replace('16-', '16'), path, path.suffix)}"
+            hint = f"Convert it first: {_format_conversion(encoding.replace('16-', '16'), path, path.suffix)}"
             raise UsageError("data.not_utf8", f"{path} is {encoding.upper()}, not UTF-8.", hint=hint)
 
 
@@ -170,7 +170,7 @@ def tally(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
-def _conversion(encoding: str, path: Path, suffix: str) -> str:
+def _format_conversion(encoding: str, path: Path, suffix: str) -> str:
     """Return the conversion command, quoted for a shell."""
     names = [shlex.quote(name) for name in (path.name, f"{path.stem}-utf8{suffix}")]
     return f"iconv -f {encoding} -t utf-8 {names[0]} > {names[1]}"

@@ -26,7 +26,7 @@ def require_columns(path: Path, form: str, layout: Layout) -> None:
     """Raise UsageError if none of a JSON file's first rows has the requested columns; the error lists its columns."""
     there: set[str] = set()
     with open_content(path) as stream:
-        rows = members_of_array(stream, path) if form == "array" else _json_lines(stream, path)
+        rows = members_of_array(stream, path) if form == "array" else _parse_json_lines(stream, path)
         try:
             for row in islice(rows, _PEEKED):
                 if not isinstance(row, dict) or all(
@@ -45,7 +45,7 @@ def require_columns(path: Path, form: str, layout: Layout) -> None:
     raise no_column(path, missing, sorted(there), "key")
 
 
-def _json_lines(stream: Any, path: Path) -> Iterator[Any]:
+def _parse_json_lines(stream: Any, path: Path) -> Iterator[Any]:
     for place, line in lines_from(stream, path, 0, _UNBOUNDED):
         if line.strip():
             yield _parse_line(path, place, line)
@@ -58,7 +58,7 @@ def json_lines_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
             if line.strip():
                 row = _parse_line(file.path, place, line)
-                yield from _row_documents(file, f"line at offset {place:,}", str(place), row, layout)
+                yield from _build_row_documents(file, f"line at offset {place:,}", str(place), row, layout)
 
 
 def _parse_line(path: Path, place: int, line: bytes) -> Any:
@@ -76,7 +76,7 @@ def array_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
     file = span.file
     with open_content(file.path) as stream:
         for number, row in enumerate(members_of_array(stream, file.path)):
-            yield from _row_documents(file, f"object {number}", str(number), row, layout)
+            yield from _build_row_documents(file, f"object {number}", str(number), row, layout)
 
 
 def string_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
@@ -99,7 +99,9 @@ def table_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
     names: list[str] = next(rows, []) if file.table.has_head else []
     for number, cells in enumerate(rows):
         names = names or [str(place + 1) for place in range(len(cells))]
-        yield from _row_documents(file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout)
+        yield from _build_row_documents(
+            file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout
+        )
 
 
 def parquet_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
@@ -109,17 +111,17 @@ def parquet_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
             yield from split_at_marks(Document(f"{span.file.name}#{number}", text, url))
 
 
-def _row_documents(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
+def _build_row_documents(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
     """Yield the documents of a JSON row; a row whose text is null has none. UsageError if it is not an object."""
     if not isinstance(row, dict):
         raise bad_row(file.path, where, f"it is {type(row).__name__}, not an object")
-    text, url = layout.text_of(_cells(file, where, row, layout)), row.get("url")
+    text, url = layout.text_of(_select_cells(file, where, row, layout)), row.get("url")
     if text:
         address = replace_surrogates(url) if isinstance(url, str) else ""
         yield from split_at_marks(Document(f"{file.name}#{number}", replace_surrogates(text), address))
 
 
-def _cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout) -> dict[str, str]:
+def _select_cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout) -> dict[str, str]:
     """Return a row's texts for the requested columns; UsageError if one is missing or is not text."""
     cells = {}
     for name in layout.columns:

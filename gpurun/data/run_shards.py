@@ -49,7 +49,7 @@ def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: An
     `choices` are fields of PrepareOrder. UsageError if the recipe's source is unknown.
     """
     data = resolved["data"]
-    named = source or _own_source(data["source"])
+    named = source or _choose_own_source(data["source"])
     place = named if named == STDLIB or named.startswith(HUB) else str(Path(named).expanduser().absolute())
     fields = {
         "val_fraction": data["val_fraction"],
@@ -62,7 +62,7 @@ def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: An
     return PrepareOrder(source=place, tokenizer=data["tokenizer"], out=out, **{**fields, **choices})
 
 
-def _own_source(name: str) -> str:
+def _choose_own_source(name: str) -> str:
     """Return the source to read for a recipe's source name: the standard library's text, or a data set of the hub."""
     if name in BUILT_IN or name in ON_THE_HUB:
         return ON_THE_HUB.get(name, name)
@@ -88,16 +88,16 @@ def prepare_run_shards(
             if data is not None and (Path(data).expanduser() / "data.json").exists():
                 return _check_shards(resolved, Path(data).expanduser().absolute(), data, into, say)
             if data is not None and PUBLIC.fullmatch(data):
-                return _public_shards(resolved, data, into, say)
+                return _choose_public_shards(resolved, data, into, say)
             if data is None and data_table["source"] not in BUILT_IN:
                 raise missing_shards(data_table["source"])
             if data is not None:
                 refuse_undescribed_shards(Path(data).expanduser())
             if data_table["tokenizer"] in schema.PAIR_TOKENIZERS:
-                passed_over, source = _pairs(resolved, data, into, prompts, say)
+                passed_over, source = _prepare_pairs(resolved, data, into, prompts, say)
             else:
                 if data_table["source"] in BUILT_IN_PAIRS and data is None:
-                    raise _no_pairs(data_table["source"], data_table["tokenizer"])
+                    raise _no_pairs_error(data_table["source"], data_table["tokenizer"])
                 order = order_for(resolved, data or data_table["source"], into, accept_skipped=accept_skipped)
                 passed_over, source = _prepare_in_cache(order, cache, prompts, say), order.source
             _require_hellaswag_items(resolved, into, "DIR")
@@ -107,15 +107,15 @@ def prepare_run_shards(
     found = inspect(into, tokenizer=data_table["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _require_enough_tokens(found, resolved, source)
     passed = "" if source in BUILT_IN else tally(passed_over)
-    return found.model_copy(update={"passed_over": passed, "divided": _division_sentence(into)})
+    return found.model_copy(update={"passed_over": passed, "divided": _read_division_sentence(into)})
 
 
-def _division_sentence(folder: Path) -> str:
+def _read_division_sentence(folder: Path) -> str:
     """Return data.json's sentence about files that are held out because of their names; "" if there is none."""
     return plain_line(str(read_object(folder / "data.json")["source"].get("divided", "")), 300)
 
 
-def _public_shards(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
+def _choose_public_shards(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
     """Return the shards that the machine will download; write the files that accompany them to `into`."""
     found = downloaded_by_the_machine(data, resolved, into, say)
     tokenizer = tokenizers.tokenizer_of(found.tokenizer, tokenizers.read_vocabulary(into))
@@ -168,7 +168,7 @@ def _is_sound(entry: Path) -> bool:
     return False
 
 
-def _pairs(
+def _prepare_pairs(
     resolved: Mapping[str, Any], data: str | None, into: Path, prompts: tuple[str, ...], say: Say
 ) -> tuple[dict[str, int], str]:
     """Prepare sentence pairs; return the numbers of skipped pairs by reason, and the pairs' source."""
@@ -191,7 +191,7 @@ def _pairs(
     return ({"without text on one side": skipped} if skipped else {}), source
 
 
-def _no_pairs(source: str, tokenizer: str) -> UsageError:
+def _no_pairs_error(source: str, tokenizer: str) -> UsageError:
     what = f"{source} contains sentence pairs, but the tokeniser {tokenizer} cannot encode pairs."
     return UsageError("data.parallel", what, hint=f"Use one of: {', '.join(schema.PAIR_TOKENIZERS)}.")
 
@@ -203,7 +203,7 @@ def _check_shards(resolved: Mapping[str, Any], place: Path, data: str, into: Pat
     _write_accompanying_files(place, into, resolved, say)
     _require_hellaswag_items(resolved, into, data)
     _require_enough_tokens(found, resolved, data)
-    return found.model_copy(update={"beside": str(into), "divided": _division_sentence(into)})
+    return found.model_copy(update={"beside": str(into), "divided": _read_division_sentence(into)})
 
 
 def _write_accompanying_files(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
@@ -235,11 +235,11 @@ def _write_accompanying_files(place: Path, into: Path, resolved: Mapping[str, An
         shutil.copyfile(place / question_items.FILE, into / question_items.FILE)
     prompts = tuple(resolved["sample"]["prompts"])
     most = context - pair_tokenizers.ENDS if "pairs" in manifest else None
-    write_prompts(into, _tokenizer_of(made_by["name"], tokens), prompts, say, most=most)
+    write_prompts(into, _load_tokenizer(made_by["name"], tokens), prompts, say, most=most)
     _require_trainable(into, place, manifest, resolved)
 
 
-def _tokenizer_of(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenizer:
+def _load_tokenizer(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenizer:
     """Return the tokeniser with a vocabulary, for text or for sentence pairs."""
     if name in schema.PAIR_TOKENIZERS:
         return pair_tokenizers.PairTokenizer.from_tokens(name, tokens)
@@ -284,14 +284,14 @@ def write_prompts(
         if most is not None and len(ids) > most:
             what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
             raise UsageError("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
-        if lacking := _unknown_characters(tokenizer, text):
+        if lacking := _find_unknown_characters(tokenizer, text):
             shown = [json.dumps(part, ensure_ascii=False) for part in (text[:40], lacking[:40])]
             say(f"the vocabulary lacks characters of the prompt {shown[0]}: {shown[1]}; they are read as U+FFFD")
     entries = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
     shard_files.write_json(folder / "prompts.json", entries)
 
 
-def _unknown_characters(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
+def _find_unknown_characters(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
     """Return the characters of a text that the tokeniser reads as U+FFFD."""
     characters = sorted({*text} - {tokenizers.REPLACEMENT})
     unknown = [tokenizers.REPLACEMENT.encode()]

@@ -153,7 +153,7 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     if shard["tokens"] < 1 or size in (0, header_bytes):
         raise _shard_error(path, "empty", "holds no tokens")
     digest = hashlib.sha256()
-    highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
+    highest = _find_highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
     if size != shard.get("bytes", size):
         raise _shard_error(path, "truncated", f"has {size} bytes, but data.json says {shard['bytes']}")
     with path.open("rb") as content:
@@ -174,7 +174,7 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     return size
 
 
-def _highest_of_npy(path: Path, tokens: int) -> int:
+def _find_highest_of_npy(path: Path, tokens: int) -> int:
     """Return the highest token id of a .npy shard, which must be one row of `tokens` uint16."""
     import numpy as np
 

@@ -43,11 +43,11 @@ def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source:
             hint="Use more text, or put a line <|endoftext|> between its documents.",
         )
     target, keys = fraction * sum(sizes.values()), sorted(sizes)
-    best = min(range(1, len(keys)), key=_misses(sizes, keys, target).__getitem__)
+    best = min(range(1, len(keys)), key=_compute_misses(sizes, keys, target).__getitem__)
     return keys[best]
 
 
-def _misses(sizes: dict[int, int], keys: list[int], target: float) -> list[float]:
+def _compute_misses(sizes: dict[int, int], keys: list[int], target: float) -> list[float]:
     """Return for each n by how many bytes the first n keys miss the target; infinity for n = 0."""
     held, misses = 0, [float("inf")]
     for key in keys:

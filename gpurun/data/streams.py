@@ -26,7 +26,7 @@ def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
     The path of a file in an archive is the archive's path followed by the member's name. UsageError, also while the
     stream is read, if the file is unreadable or damaged.
     """
-    with naming_faults(path), _opened(path) as (raw, how), unpack_content(raw, how) as stream:
+    with naming_faults(path), _open_and_detect(path) as (raw, how), unpack_content(raw, how) as stream:
         if start and not how and stream.seekable():
             stream.seek(start)
             start = 0
@@ -40,19 +40,19 @@ def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
 
 def packing(path: Path) -> str:
     """Return how a file is packed, from its first bytes: "gzip", "zstd", "xz", "bzip2" or ""."""
-    with naming_faults(path), _opened(path) as (_, how):
+    with naming_faults(path), _open_and_detect(path) as (_, how):
         return how
 
 
 @contextlib.contextmanager
 def open_raw(path: Path) -> Iterator[BinaryIO]:
     """Open a file without unpacking it, in an archive or not."""
-    with naming_faults(path), _opened(path) as (raw, _):
+    with naming_faults(path), _open_and_detect(path) as (raw, _):
         yield raw
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
+def _open_and_detect(path: Path) -> Iterator[tuple[BinaryIO, str]]:
     """Open a file without unpacking it, and return how it is packed."""
     try:
         file: BinaryIO = open(path, "rb")  # noqa: SIM115

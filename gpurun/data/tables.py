@@ -74,10 +74,10 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
     is_demanded = is_called or (is_alone and bool(layout.delimiter or not layout.has_head))
     if layout.per_line and not is_demanded:
         return None
-    readings = list(_readings(path, layout, is_demanded=is_demanded))
+    readings = list(_try_delimiters(path, layout, is_demanded=is_demanded))
     agreed = [reading for reading in readings if not reading.fault]
     if not layout.has_head:
-        return _table_without_header(path, layout, agreed, readings, is_demanded=is_demanded)
+        return _detect_headless_table(path, layout, agreed, readings, is_demanded=is_demanded)
     for reading in agreed:
         is_named = all(reading.first.count(name) == 1 for name in layout.columns)
         if is_named and (reading.rows >= _FEW_ROWS or is_demanded):
@@ -88,16 +88,16 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
             missing = next(name for name in layout.columns if name not in best.first)
             raise no_column(path, missing, best.first)
         if is_demanded or (best.rows >= _MANY_ROWS and not best.has_empty_column):
-            why = f"its rows have {_cells(agreed)}, but the first row is not a header"
+            why = f"its rows have {_describe_cell_counts(agreed)}, but the first row is not a header"
             raise _ambiguous_file_error(path, why, best)
     broken = [reading for reading in readings if is_demanded or reading.breaks_off(layout)]
     if broken or is_demanded:
         errors = (reading.error for reading in broken if reading.error is not None)
-        raise next(errors, None) or _ambiguous_file_error(path, _parse_failure(readings, layout), best)
+        raise next(errors, None) or _ambiguous_file_error(path, _describe_parse_failure(readings, layout), best)
     return None
 
 
-def _table_without_header(
+def _detect_headless_table(
     path: Path, layout: Layout, agreed: Sequence[_Reading], readings: Sequence[_Reading], *, is_demanded: bool
 ) -> Table | None:
     """Return the format of a table without a header, whose columns are numbered; None if the file is a text.
@@ -107,20 +107,22 @@ def _table_without_header(
     best = max(agreed, key=lambda reading: len(reading.first), default=None)
     if best is None or (best.rows < _MANY_ROWS and not is_demanded):
         if is_demanded:
-            raise _ambiguous_file_error(path, _parse_failure(readings, layout), best)
+            raise _ambiguous_file_error(path, _describe_parse_failure(readings, layout), best)
         return None
     if sum(len(reading.first) > 1 for reading in agreed) > 1:
-        raise _ambiguous_file_error(path, f"its rows have {_cells(agreed)}", best)
+        raise _ambiguous_file_error(path, f"its rows have {_describe_cell_counts(agreed)}", best)
     there = [str(number + 1) for number in range(len(best.first))]
     chosen = layout.column or layout.template
     if len(there) > 1 and not chosen:
-        raise _ambiguous_file_error(path, f"its rows have {_cells(agreed)}, and no column is named", best)
+        raise _ambiguous_file_error(
+            path, f"its rows have {_describe_cell_counts(agreed)}, and no column is named", best
+        )
     if missing := [name for name in layout.columns if name not in there]:
         raise no_column(path, missing[0], there)
     return best.table._replace(has_head=False)
 
 
-def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Reading]:
+def _try_delimiters(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Reading]:
     """Yield the result of reading the file with each delimiter that is possible."""
     with open_content(path) as stream:
         head = stream.read(_HEAD_BYTES + 1).removeprefix(b"\xef\xbb\xbf")
@@ -196,24 +198,24 @@ def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[lis
             raise bad_row(path, f"line {rows.line_num}", str(error)) from None
 
 
-def _cells(readings: Sequence[_Reading]) -> str:
+def _describe_cell_counts(readings: Sequence[_Reading]) -> str:
     several = [reading for reading in readings if len(reading.first) > 1]
     return " or ".join(
-        f"{len(found.first)} cells each, split at {_delimiter_name(found.table.delimiter)}" for found in several
+        f"{len(found.first)} cells each, split at {_name_delimiter(found.table.delimiter)}" for found in several
     )
 
 
-def _delimiter_name(delimiter: str) -> str:
+def _name_delimiter(delimiter: str) -> str:
     return "tab" if delimiter == "\t" else f"{delimiter!r}"
 
 
-def _parse_failure(readings: Sequence[_Reading], layout: Layout) -> str:
+def _describe_parse_failure(readings: Sequence[_Reading], layout: Layout) -> str:
     """Return why a file that is named like a table cannot be parsed as one."""
     furthest = max((reading for reading in readings if reading.fault), key=lambda reading: reading.rows, default=None)
     if furthest is None:
-        by = _delimiter_name(layout.delimiter) if layout.delimiter else "any sign"
+        by = _name_delimiter(layout.delimiter) if layout.delimiter else "any sign"
         return f"its first row is not {name_list(layout.columns)!r}, and nothing is separated by {by}"
-    return f"split at {_delimiter_name(furthest.table.delimiter)}, {furthest.fault}"
+    return f"split at {_name_delimiter(furthest.table.delimiter)}, {furthest.fault}"
 
 
 def _ambiguous_file_error(path: Path, why: str, best: _Reading | None) -> UsageError:

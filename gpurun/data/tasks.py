@@ -62,7 +62,7 @@ def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int)
     for file in files:
         start, end = 0, len(file.weights) if file.form == "parquet" else file.text_bytes
         while start < end:
-            span = FileSpan(file, start, _stop(file, start, end, room))
+            span = FileSpan(file, start, _find_stop(file, start, end, room))
             spans.append(span)
             room -= span.text_bytes
             start = span.stop
@@ -72,7 +72,7 @@ def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int)
     return [*tasks, tuple(spans)] if spans else tasks
 
 
-def _stop(file: SourceFile, start: int, end: int, room: int) -> int:
+def _find_stop(file: SourceFile, start: int, end: int, room: int) -> int:
     """Return the end of a span that begins at `start` and fills the remaining room; row groups are not split."""
     if file.form not in DIVISIBLE:
         return end
@@ -106,14 +106,14 @@ def write_task(
     The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
     the sha256 of each text used), "train": [entry], "val": [entry]}, an entry as in data.json.
     """
-    with _private_folder(folder, index) as place:
+    with _make_private_folder(folder, index) as place:
         counts, digest = {"documents": 0, "dropped": 0, "bytes": 0}, hashlib.sha256()
         writers = {
             "train": shard_files.ShardWriter(place, "train", _UNBOUNDED, number=index + 1),
             "val": shard_files.ShardWriter(place, "val", _UNBOUNDED, number=index),
         }
         with writers["train"], writers["val"]:
-            for split, raw, ids in _encoded(documents, tokenizer, bound, drop, counts):
+            for split, raw, ids in _encode_documents(documents, tokenizer, bound, drop, counts):
                 digest.update(hashlib.sha256(raw).digest())
                 counts["bytes"] += len(raw)
                 writers[split].write(ids)
@@ -127,7 +127,7 @@ def write_task(
     return record
 
 
-def _encoded(
+def _encode_documents(
     documents: Iterable[Document],
     tokenizer: tokenizers.TextTokenizer,
     bound: int,
@@ -172,7 +172,7 @@ def read_record(folder: Path, index: int, identity: str, *, verified: bool = Tru
 
 
 @contextlib.contextmanager
-def _private_folder(folder: Path, index: int) -> Iterator[Path]:
+def _make_private_folder(folder: Path, index: int) -> Iterator[Path]:
     """Yield a private folder for unfinished files; a later call removes the folder that a killed process left."""
     place = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{index:06d}-", dir=folder))
     try:

@@ -45,32 +45,32 @@ def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, p
 def yield_whole(span: FileSpan) -> Iterator[Document]:
     """Yield a text as one document."""
     with open_content(span.file.path) as stream:
-        yield Document(span.file.name, _text(span.file, 0, stream.read(span.stop)))
+        yield Document(span.file.name, _decode_document(span.file, 0, stream.read(span.stop)))
 
 
 def cut_text(span: FileSpan) -> Iterator[Document]:
     """Yield pieces of about `piece_bytes`, cut after a line end or a space; the last piece may end after the span."""
     size, file = span.file.piece_bytes, span.file
-    place, stop = (_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
+    place, stop = (_find_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
     with open_content(file.path, place) as stream:
         rest, begins = b"", True
         while place < stop:
             rest += stream.read(max(0, min(2 * size, stop - place) - len(rest)))
             is_last = place + len(rest) >= stop and len(rest) <= size + size // 2
-            piece = rest if is_last else rest[: _cut(rest, size)]
+            piece = rest if is_last else rest[: _find_cut(rest, size)]
             if not piece:
                 return
-            yield Document(f"{file.name}#{place}", _text(file, place, piece), begins=begins)
+            yield Document(f"{file.name}#{place}", _decode_document(file, place, piece), begins=begins)
             place, rest, begins = place + len(piece), rest[len(piece) :], False
 
 
-def _cut_from(file: SourceFile, place: int) -> int:
+def _find_cut_from(file: SourceFile, place: int) -> int:
     """Return the offset, at `place` or soon after, where a text is cut; both adjacent tasks compute the same offset."""
     with open_content(file.path, place) as stream:
-        return place + _cut(stream.read(file.piece_bytes), 0)
+        return place + _find_cut(stream.read(file.piece_bytes), 0)
 
 
-def _cut(raw: bytes, least: int) -> int:
+def _find_cut(raw: bytes, least: int) -> int:
     """Return the first offset from `least` on that follows a line end, else a space, else any character."""
     for gap in (b"\n", b" "):
         if place := raw.find(gap, least) + 1:
@@ -88,7 +88,7 @@ def marked_documents(span: FileSpan) -> Iterator[Document]:
                 raise too_long(file.path, f"text at offset {place:,}")
             for part in ended:
                 if is_owned:
-                    yield Document(f"{file.name}#{place}", _text(file, place, part))
+                    yield Document(f"{file.name}#{place}", _decode_document(file, place, part))
                 place += len(part)
                 if place >= span.stop:
                     return
@@ -99,10 +99,10 @@ def marked_documents(span: FileSpan) -> Iterator[Document]:
                 kept = held[-len(END) + 1 :]
                 place, held = place + len(held) - len(kept), kept
     if is_owned:
-        yield Document(f"{file.name}#{place}", _text(file, place, held))
+        yield Document(f"{file.name}#{place}", _decode_document(file, place, held))
 
 
-def _text(file: SourceFile, place: int, raw: bytes) -> str:
+def _decode_document(file: SourceFile, place: int, raw: bytes) -> str:
     """Return a document's text without a byte-order mark or the rest of the separator's line; lines end in \\n."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
@@ -119,7 +119,7 @@ def line_documents(span: FileSpan) -> Iterator[Document]:
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
-            text = _text(file, place, line).rstrip("\n")
+            text = _decode_document(file, place, line).rstrip("\n")
             for part in split_at_marks(Document(f"{file.name}#{place}", text)):
                 yield replace(part, text=f"{part.text}\n") if part.text.strip() else part
 

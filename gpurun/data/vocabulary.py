@@ -30,9 +30,9 @@ def make_vocabulary(
         return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(folder))
     tokenizer: tokenizers.TextTokenizer
     if name == "char":
-        tokenizer = _characters(tasks, layout, size, say)
+        tokenizer = _build_char_tokenizer(tasks, layout, size, say)
     elif name == "bpe":
-        tokenizer = tokenizers.BpeTokenizer(train_bpe(_sample(tasks, layout), size))
+        tokenizer = tokenizers.BpeTokenizer(train_bpe(_sample_tasks(tasks, layout), size))
         say(f"{len(tokenizer.tokens):,} tokens trained on the text")
     else:
         tokenizer = tokenizers.load_gpt2(say)
@@ -40,7 +40,7 @@ def make_vocabulary(
     return tokenizer
 
 
-def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
+def _build_char_tokenizer(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
     """Return a tokeniser for the corpus's characters, at most `size`; report the characters that are left out."""
     counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, layout))
     tokenizer = tokenizers.CharTokenizer.from_character_counts(counts, size)
@@ -53,7 +53,7 @@ def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> t
     return tokenizer
 
 
-def _sample(tasks: Sequence[Task], layout: Layout) -> Iterator[str]:
+def _sample_tasks(tasks: Sequence[Task], layout: Layout) -> Iterator[str]:
     """Yield the beginnings of tasks that are spread over the whole source, some megabytes in total."""
     chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
     for task in chosen:

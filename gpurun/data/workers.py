@@ -41,17 +41,17 @@ def work_through(
             work.do(index, documents_of(task, work.layout), tell)
             yield index
     else:
-        yield from _in_processes(work, tasks, min(workers, len(tasks)), tell)
+        yield from _run_in_processes(work, tasks, min(workers, len(tasks)), tell)
 
 
-def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, tell: Tell) -> Iterator[int]:
+def _run_in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, tell: Tell) -> Iterator[int]:
     # A fork server that has loaded the modules lets all processes share the memory of one vocabulary.
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's linear algebra and its threads are not needed here.
     read, reported = context.Value("q", 0), 0
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(read,)) as pool:
-        pending: dict[Future[None], int] = {pool.submit(_do, work, *numbered): numbered[0] for numbered in tasks}
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(read,)) as pool:
+        pending: dict[Future[None], int] = {pool.submit(_do_task, work, *numbered): numbered[0] for numbered in tasks}
         try:
             while pending:
                 done, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
@@ -83,7 +83,7 @@ def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, t
 _read: Any = None
 
 
-def _begin(read: Any) -> None:
+def _begin_worker(read: Any) -> None:
     """Set up a worker process: share the counter of bytes read, and end the worker when its parent ends."""
     global _read
     _read = read
@@ -91,15 +91,15 @@ def _begin(read: Any) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(parent.sentinel,), daemon=True).start()
 
 
-def _end_with(sentinel: int) -> None:
+def _end_with_parent(sentinel: int) -> None:
     wait_for_end([sentinel])
     os._exit(1)
 
 
-def _do(work: Work, index: int, task: Task) -> None:
+def _do_task(work: Work, index: int, task: Task) -> None:
     def tell(count: int) -> None:
         with _read.get_lock():
             _read.value += count

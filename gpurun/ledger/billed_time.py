@@ -69,7 +69,7 @@ def nearest_ms(us: int) -> int:
     return round(us / 1000)
 
 
-def _ago_ms(ago_s: float | None, unknown_ms: int) -> int:
+def _convert_ago_to_ms(ago_s: float | None, unknown_ms: int) -> int:
     """Convert a record's "seconds ago" to milliseconds; return `unknown_ms` if the record has no such time."""
     return unknown_ms if ago_s is None else nearest_ms(microseconds(ago_s))
 
@@ -136,7 +136,7 @@ class BilledTime:
     @property
     def seconds(self) -> float:
         """Return the most seconds that may be billed for the machine; 0 if it is certain that none was made."""
-        return 0.0 if self.end == "refused" else self._span[0] / 1000
+        return 0.0 if self.end == "refused" else self._billable_span[0] / 1000
 
     @property
     def least_seconds(self) -> float:
@@ -146,18 +146,20 @@ class BilledTime:
         """
         if self.end == "refused":
             return 0.0
-        ms, why = self._span
+        ms, why = self._billable_span
         certain_ms = ms - _STAMPS_MS if why == REPORTED else ms if why == BY_BILL else 0
-        return max(0, certain_ms, 0 if self.is_queued else self._seen_ms()) / 1000
+        return max(0, certain_ms, 0 if self.is_queued else self._compute_seen_ms()) / 1000
 
-    def _seen_ms(self) -> int:
+    def _compute_seen_ms(self) -> int:
         """Return for how many milliseconds the machine was certainly seen to run, from its first sign of life on.
 
         The clock that advanced less counts, because the other may have been changed. A sign of life counts from the
         record before it, because this computer may have slept between the two. A machine that is ending does not count
         as running, because not every provider bills that time.
         """
-        signs = [record.seq for record in self.records if record.seq < self.last_paid.seq and self._shows_life(record)]
+        signs = [
+            record.seq for record in self.records if record.seq < self.last_paid.seq and self._is_sign_of_life(record)
+        ]
         if not signs:
             return 0
         passed = accumulate((after.least_us_since(before) for before, after in pairwise(self.records)), initial=0)
@@ -183,7 +185,7 @@ class BilledTime:
 
         None if no end is proven, if no machine was made, or if an older gpurun did not record the evidence.
         """
-        return None if self.end in ("refused", "not_proven") else self._span[1]
+        return None if self.end in ("refused", "not_proven") else self._billable_span[1]
 
     def ms_until(self, record: Record) -> int:
         """Return the milliseconds from the rental's first record to another of its records, as `elapsed_ms` does."""
@@ -232,7 +234,7 @@ class BilledTime:
         return (self._waited_ms or 0) if self.is_queued else 0
 
     @cached_property
-    def _span(self) -> tuple[int, str | None]:
+    def _billable_span(self) -> tuple[int, str | None]:
         """Return the most milliseconds that may be billed, and the evidence for their end (`end_is`).
 
         They count from the request, or from the start of a queued job. The first reading that shows the machine gone is
@@ -243,21 +245,23 @@ class BilledTime:
         gone_ms, read = self.ms_until(gone), gone.typed
         if not isinstance(read, DeathRead):
             return (max(0, gone_ms - self._queued_ms) if self.begun else 0), None
-        signs = [record for record in self.records if record.seq < gone.seq and self._shows_life(record)]
+        signs = [record for record in self.records if record.seq < gone.seq and self._is_sign_of_life(record)]
         sign_ms = self.ms_until(signs[-1]) if signs else 0
         born_ms = self.ms_until(signs[0]) if signs else 0
-        alive_ms = max(sign_ms, gone_ms - _ago_ms(read.alive_s_ago, gone_ms))
+        alive_ms = max(sign_ms, gone_ms - _convert_ago_to_ms(read.alive_s_ago, gone_ms))
         # A machine that is ending is still visible, but by its provider's time of the end it may no longer be billed.
-        up_ms = max(sign_ms, gone_ms - _ago_ms(read.up_s_ago, gone_ms))
-        first_ms = self._first_gone_ms(gone.seq, gone_ms - _ago_ms(read.gone_s_ago, 0))
-        lived_us = self._lived_us(read)
+        up_ms = max(sign_ms, gone_ms - _convert_ago_to_ms(read.up_s_ago, gone_ms))
+        first_ms = self._find_first_gone_ms(gone.seq, gone_ms - _convert_ago_to_ms(read.gone_s_ago, 0))
+        lived_us = self._compute_lived_us(read)
         if first_ms < alive_ms or (lived_us is not None and first_ms < nearest_ms(lived_us) - _STAMPS_MS):
             first_ms = gone_ms  # The first reading was wrong: the machine appeared again, or its end is reported later.
         is_watched = first_ms - alive_ms <= 1000 * WATCHED_S
         ends: list[tuple[int, str | None]] = [(first_ms, MEASURED if is_watched else UNSEEN)]
         if self.longest_ms is not None:
             # If no start was reported, signs of life are no contradiction: the job may have been in the queue.
-            ends += self._ends_of_queued(read.ran_s, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0)))
+            ends += self._bound_ends_of_queued(
+                read.ran_s, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0))
+            )
             ms, why = min(ends, key=lambda end: end[0])
             return max(0, ms - self._queued_ms), why
         if lived_us is not None:
@@ -276,14 +280,14 @@ class BilledTime:
         ms, why = min(ends, key=lambda end: end[0])
         return max(1, ms), why  # A machine that was made costs at least the provider's minimum, however soon it ended.
 
-    def _lived_us(self, read: DeathRead) -> int | None:
+    def _compute_lived_us(self, read: DeathRead) -> int | None:
         """Return how long the machine existed by its provider's times, in microseconds; None if they are not known."""
         created = [machine.created_wall for machine in self._answers if machine.created_wall is not None]
         if not created or read.ended_wall is None or self.is_queued:
             return None
         return microseconds(read.ended_wall) - min(map(microseconds, created))
 
-    def _first_gone_ms(self, seq: int, begun_ms: int) -> int:
+    def _find_first_gone_ms(self, seq: int, begun_ms: int) -> int:
         """Return when the series of readings as gone began that ends at line `seq`, in milliseconds from the request.
 
         `begun_ms` is when it began by the reading in that line. A sign of life interrupts a series, and so do more than
@@ -291,7 +295,7 @@ class BilledTime:
         """
         first_ms = begun_ms
         for record in reversed([record for record in self.records if record.seq < seq]):
-            if self._shows_life(record):
+            if self._is_sign_of_life(record):
                 break
             if record.event in (Event.INCIDENT, Event.DEATH_READ) and isinstance(
                 shown := record.typed, MachineGone | DeathRead
@@ -299,11 +303,11 @@ class BilledTime:
                 ms = self.ms_until(record)
                 if begun_ms - ms > 1000 * WATCHED_S:
                     break
-                begun_ms = ms - _ago_ms(shown.gone_s_ago, 0)
+                begun_ms = ms - _convert_ago_to_ms(shown.gone_s_ago, 0)
                 first_ms = min(first_ms, begun_ms)
         return first_ms
 
-    def _ends_of_queued(
+    def _bound_ends_of_queued(
         self, ran_s: float | None, longest_ms: int, alive_ms: int, up_ms: int
     ) -> Iterator[tuple[int, str | None]]:
         """Yield upper bounds for the end of a queued job, in milliseconds from the request, with their evidence.
@@ -319,7 +323,7 @@ class BilledTime:
         if (alive_ms == 0 or requests == 1) and self._queued_ms + longest_ms >= alive_ms:
             yield self._queued_ms + longest_ms, BY_TIMER
 
-    def _shows_life(self, record: Record) -> bool:
+    def _is_sign_of_life(self, record: Record) -> bool:
         """Return whether a record is a sign of life: the machine itself answered, or its provider shows it as alive.
 
         For a queued job only the scheduler's word counts, because the job's folder can be read long after its end.
@@ -340,7 +344,7 @@ class BilledTime:
     @property
     def rate_is_reported(self) -> bool:
         """Return whether the provider itself reported a price for this machine."""
-        return self._reported_rate() is not None
+        return self._find_reported_rate() is not None
 
     @property
     def rate_is_limit(self) -> bool:
@@ -350,10 +354,10 @@ class BilledTime:
     @property
     def rate(self) -> int:
         """Return the machine's price per hour: the highest that the provider reported, else the agreed one."""
-        reported = self._reported_rate()
+        reported = self._find_reported_rate()
         return self.intent.rate_micros_per_hour if reported is None else reported
 
-    def _reported_rate(self) -> int | None:
+    def _find_reported_rate(self) -> int | None:
         """Return the highest price per hour that the provider reported for the machine; None if it reported none."""
         reported = [seen.rate_micros_per_hour for seen in self._answers if seen.rate_micros_per_hour is not None]
         return max(reported, default=None)

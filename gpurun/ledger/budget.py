@@ -93,7 +93,7 @@ class Budget(ABC):
         has no room; then nothing is changed.
         """
         limit = self.limit()
-        with self._entries() as entries:
+        with self._open_entries() as entries:
             reserved = [name for name, held in entries.items() if held.reserved and held.who == who]
             others = {name: held for name, held in entries.items() if name not in (token, *reserved)}
             self.demand_room(limit, who, worst, list(others.values()))
@@ -109,7 +109,7 @@ class Budget(ABC):
         `token` is the name of the reservation. Raise NoOffer if the limit has no room.
         """
         limit = self.limit()
-        with self._entries() as entries:
+        with self._open_entries() as entries:
             self.demand_room(limit, run, worst, list(entries.values()))
             until_wall = self._clock.wall() + RESERVED_S
             entries[token] = Held(who=run, micros=worst, until_wall=until_wall, reserved=True)
@@ -121,7 +121,7 @@ class Budget(ABC):
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
         """Replace what was held or reserved by what was paid; if nothing was paid, remove it."""
-        with self._entries() as entries:
+        with self._open_entries() as entries:
             before = entries.pop(token, None)
             if paid:  # This counts even if the hold was lost.
                 who, until_wall = before.who if before else "", self._clock.wall()
@@ -132,16 +132,16 @@ class Budget(ABC):
         limit = self.limit()
         if limit is None:
             return None
-        with self._entries() as entries:
+        with self._open_entries() as entries:
             return left_of(limit, total(*(held.micros for held in entries.values())))
 
     def entries(self) -> list[Held]:
         """Return all amounts that count now."""
-        with self._entries() as entries:
+        with self._open_entries() as entries:
             return list(entries.values())
 
     @contextmanager
-    def _entries(self) -> Iterator[dict[str, Held]]:
+    def _open_entries(self) -> Iterator[dict[str, Held]]:
         """Yield the amounts that count now, by token, and write them back at the end; the lock is held meanwhile.
 
         After an exception in the `with` block, nothing is written. Raise SetupError if the file cannot be used.
@@ -149,7 +149,9 @@ class Budget(ABC):
         first_wall = self.begins_wall()
         try:
             with exclusive(self.path.with_name(f".{self.path.stem}.lock")):
-                entries = {name: held for name, held in self._on_file().items() if self._counts(held, first_wall)}
+                entries = {
+                    name: held for name, held in self._on_file().items() if self._is_still_counted(held, first_wall)
+                }
                 yield entries
                 content = {token: held.model_dump(mode="json") for token, held in entries.items()}
                 write_atomic(self.path, json.dumps(content, indent=1).encode() + b"\n")
@@ -161,7 +163,7 @@ class Budget(ABC):
         """Return the amounts in the file by token; {} if there is no file."""
         return _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
 
-    def _counts(self, held: Held, first_wall: float) -> bool:
+    def _is_still_counted(self, held: Held, first_wall: float) -> bool:
         """Return whether an amount still counts; a reservation ends after its time, unless a process drives the run."""
         if held.reserved and held.until_wall < self._clock.wall():
             return holder_of(self._home.run(held.who).lock) is not None

@@ -94,12 +94,12 @@ def require_durable(folder: Path) -> None:
             os.unlink(name)
     except OSError as error:
         full = error.errno in _FULL
-        raise unwritable_error(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
+        raise unwritable_error(folder, error) if full else _not_durable_error(folder, str(error.strerror)) from error
     if not excluded:
-        raise _not_durable(folder, "two programs were given the same lock")
+        raise _not_durable_error(folder, "two programs were given the same lock")
 
 
-def _not_durable(folder: Path, why: str) -> SetupError:
+def _not_durable_error(folder: Path, why: str) -> SetupError:
     return SetupError(
         "home.not_durable",
         f"The disk of {folder} cannot keep a journal safe: {why}.",

@@ -104,7 +104,7 @@ def read_journal(path: Path) -> JournalReading:
     head, good_bytes = GENESIS, 0
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
-        why = record if isinstance(record, str) else _break_of(record, number, head)
+        why = record if isinstance(record, str) else _describe_chain_break(record, number, head)
         if why or isinstance(record, str):
             hides_intent = f'"{Event.CREATE_INTENDED}"'.encode() in content[good_bytes:]
             return JournalReading(tuple(records), b"", f"line {number}: {why}", good_bytes, head, hides_intent)
@@ -129,7 +129,7 @@ def _parse(line: bytes) -> Record | str:
         return str(error)
 
 
-def _break_of(record: Record, number: int, head: str) -> str | None:
+def _describe_chain_break(record: Record, number: int, head: str) -> str | None:
     if record.seq != number:
         return f"its number is {record.seq}"
     if record.prev != head:
@@ -166,7 +166,7 @@ class Journal:
             raise damaged_error(path, reading.damage)
         journal = cls(path, clock, reading)
         if reading.torn:
-            _cut(path, reading.good_bytes)
+            _truncate_file(path, reading.good_bytes)
             cut_sha256 = hashlib.sha256(reading.torn).hexdigest()
             journal.append(JournalRepaired(cut_bytes=len(reading.torn), cut_sha256=cut_sha256))
         return journal
@@ -201,7 +201,7 @@ class Journal:
             "mono": round(self._clock.monotonic(), 6),
             "boot_id": self._boot_id,
             "event": str(event),
-            "data": _stored(self._path, data),
+            "data": _convert_to_stored_form(self._path, data),
         }
         if event == Event.RUN_CLOSED:
             fields["data"]["seal"] = seal_of(fields)
@@ -216,28 +216,28 @@ class Journal:
 
 def is_noted(path: Path, records: Iterable[Record], event: JournalEvent) -> bool:
     """Return whether the records contain the event, compared in the form in which the journal at `path` stores it."""
-    stored = _stored(path, event.as_data())
+    stored = _convert_to_stored_form(path, event.as_data())
     return any(record.event is event.event and record.data == stored for record in records)
 
 
-def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    return _storable(_with_relative_paths(f"{path.parents[2]}/", data))
+def _convert_to_stored_form(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    return _make_storable(_make_paths_relative(f"{path.parents[2]}/", data))
 
 
-def _with_relative_paths(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _make_paths_relative(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data with `home` removed from paths in messages, because others may see them in a receipt."""
     prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
     return {**data, **prose}
 
 
-def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
+def _make_storable(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data as it is when read back from JSON; half a surrogate pair (an odd file name) becomes "?"."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     stored: dict[str, Any] = json.loads(text)
     return stored
 
 
-def _cut(path: Path, length: int) -> None:
+def _truncate_file(path: Path, length: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

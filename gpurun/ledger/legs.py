@@ -33,7 +33,7 @@ def legs_of(records: Sequence[Record]) -> list[ReceiptLeg]:
         after = next((plan for _, plan in plans if plan.token == rental.token), None)
         legs.append(_Leg(rental, before[-1] if before else None, after, phases_s([rental])))
     lost = {leg.rental.token: leg for leg in legs}
-    return [_entry(leg, lost.get(_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
+    return [_build_entry(leg, lost.get(_find_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
 
 
 def on_demand_of(rentals: Sequence[Rental]) -> Micros | None:
@@ -42,11 +42,11 @@ def on_demand_of(rentals: Sequence[Rental]) -> Micros | None:
     None if the run had several rentals, or if the price on demand or the end of the rental is not known.
     """
     rented = [rental for rental in rentals if rental.end != "refused"]
-    rate = _on_demand_rate(rented[0]) if len(rented) == 1 else None
+    rate = _find_on_demand_rate(rented[0]) if len(rented) == 1 else None
     return None if rate is None else rented[0].share_of_time(rented[0].seconds, rate, is_last=True)
 
 
-def _on_demand_rate(rental: Rental) -> Micros | None:
+def _find_on_demand_rate(rental: Rental) -> Micros | None:
     """Return the price on demand in a spot rental's offer; None if the offer has none, or the rental has not ended."""
     rate = rental.intent.offer.get("on_demand_micros_per_hour")
     return Micros(rate) if isinstance(rate, int) and rate > 0 and rental.ended else None
@@ -88,13 +88,13 @@ class _Leg:
         return training_s - self.lost_s + (start_s if is_first else 0.0) + (end_s if is_last else 0.0)
 
 
-def _lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
+def _find_lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
     """Return the token of the machine that was lost before a leg; "" if there is none."""
     number = leg.plan.number if leg.plan is not None else 0
     return next((plan.token for _, plan in plans if plan.number == number and plan.token), "")
 
 
-def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> ReceiptLeg:
+def _build_entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> ReceiptLeg:
     """Return the receipt's entry for a leg. `lost` is the machine that was lost before it, None if there is none."""
     rental, plan, offer = leg.rental, leg.plan, leg.rental.intent.offer
     ended = last_typed(rental.records, TrainObserved)
@@ -113,7 +113,7 @@ def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> ReceiptLeg:
     }
     if entry["again"] and lost is not None and lost.rental.ended:
         entry["again_micros"] = lost.rental.share_of_time(lost.lost_s, Micros(lost.rental.rate))
-    if (rate := _on_demand_rate(rental)) is not None:
+    if (rate := _find_on_demand_rate(rental)) is not None:
         seconds = leg.unbroken_s(is_first=leg is first, is_last=leg is last)
         entry["on_demand_micros"] = rental.share_of_time(seconds, rate, is_last=leg is last)
     if leg.after is not None:

@@ -121,15 +121,15 @@ class _EventSummary:
 def read_evidence(folder: RunFolder) -> Evidence:
     """Read log and events of a run; a missing file counts as an empty one."""
     summary = _summarise(events_of(folder.events))
-    lines, device = _quote(folder.log)
+    lines, device = _quote_log(folder.log)
     return Evidence(
         log=digest_file(folder.log),
         events=digest_file(folder.events),
         lines=lines,
         device=device if summary.devices == {device} else "",
         start={key: getattr(summary.start, key) for key in _START_KEYS} if summary.start else None,
-        figures=_figures(summary),
-        sample=_sample(summary.sample),
+        figures=_list_figures(summary),
+        sample=_quote_sample(summary.sample),
         split=summary.split,
         warnings=summary.warnings,
         trials=[event for _, event in sorted(summary.trials.items())],
@@ -144,7 +144,7 @@ def digest_file(path: Path) -> Digested:
         return {"sha256": hashlib.file_digest(content, "sha256").hexdigest(), "bytes": content.tell()}
 
 
-def _quote(log: Path) -> tuple[list[str], str]:
+def _quote_log(log: Path) -> tuple[list[str], str]:
     """Return the lines that a receipt quotes, and the device that the log names first; "" if it names none.
 
     Only the first `device:` line counts: a later one may come from a sample, which can contain anything.
@@ -193,7 +193,7 @@ def _summarise(events: Iterable[TrainerEvent]) -> _EventSummary:
     return summary
 
 
-def _figures(summary: _EventSummary) -> dict[str, Any]:
+def _list_figures(summary: _EventSummary) -> dict[str, Any]:
     """Return losses, steps, tokens and training time as the trainer reported them; None where it did not."""
     first, last, core = summary.first_step, summary.last_step, summary.core
     scored = {key: getattr(core, key) for key in ("core", "core_items", "bundle_sha256")} if core else None
@@ -210,7 +210,7 @@ def _figures(summary: _EventSummary) -> dict[str, Any]:
     }
 
 
-def _sample(event: SampleEvent | None) -> ReceiptSample | None:
+def _quote_sample(event: SampleEvent | None) -> ReceiptSample | None:
     if event is None:
         return None
     return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}
@@ -219,14 +219,14 @@ def _sample(event: SampleEvent | None) -> ReceiptSample | None:
 def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, outcome: str) -> Verdict:
     """Return the verdict of a run that trained a model; `device` is the one in `Evidence`, `outcome` how it ended."""
     if opened.endpoint:
-        trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
+        trained = GPU_SENTENCE if device == "cuda" else _describe_smoke(device, outcome)
         says = plain_line(f"{opened.endpoint} answered instead of {opened.provider}; {trained}")
-        return _with_limits(NOT_A_PROVIDER, says)
+        return _build_verdict(NOT_A_PROVIDER, says)
     if device != "cuda":
-        return _with_limits(_without_gpu(opened, outcome), _smoke_sentence(device, outcome))
+        return _build_verdict(_choose_verdict_without_gpu(opened, outcome), _describe_smoke(device, outcome))
     if opened.mode == "paid" and machine is not None and _is_reported(machine):
-        return _with_limits(RENTED, RENTED_SENTENCE)
-    return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
+        return _build_verdict(RENTED, RENTED_SENTENCE)
+    return _build_verdict(BY_ITS_WORD, GPU_SENTENCE)
 
 
 def command_verdict(
@@ -246,11 +246,11 @@ def command_verdict(
     if opened.endpoint:
         kind, says = NOT_A_PROVIDER, plain_line(f"{opened.endpoint} answered instead of {opened.provider}; {says}")
     elif not is_on_gpu:
-        kind = _without_gpu(opened, outcome)
+        kind = _choose_verdict_without_gpu(opened, outcome)
     else:
         is_rented = opened.mode == "paid" and machine is not None and _is_reported(machine)
         kind = RENTED if is_rented else BY_ITS_WORD
-    verdict = _with_limits(kind, says)
+    verdict = _build_verdict(kind, says)
     if opened.challenge:
         verdict["not_shown"] += f" {_SEED_NOT_SHOWN}"
     return verdict
@@ -260,10 +260,10 @@ def older_verdict(device: str, outcome: str) -> Verdict:
     """Return the verdict in the old form, in which it does not state its source: the provider or the machine."""
     if device == "cuda":
         return {"is": "gpu", "says": GPU_SENTENCE}
-    return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
+    return {"is": SMOKE, "says": _describe_smoke(device, outcome)}
 
 
-def _without_gpu(opened: RunOpened, outcome: str) -> str:
+def _choose_verdict_without_gpu(opened: RunOpened, outcome: str) -> str:
     """Return the verdict of a run without a GPU: `smoke`, or `not done` if it failed, was cut off or never started.
 
     By rules 1 it is always `smoke`.
@@ -271,11 +271,11 @@ def _without_gpu(opened: RunOpened, outcome: str) -> str:
     return SMOKE if outcome in ("done", "stopped") or (opened.rules or 1) < 2 else NOT_DONE
 
 
-def _with_limits(kind: str, says: str) -> Verdict:
+def _build_verdict(kind: str, says: str) -> Verdict:
     return {"is": kind, "says": says, "not_shown": _NOT_SHOWN[kind]}
 
 
-def _smoke_sentence(device: str, outcome: str) -> str:
+def _describe_smoke(device: str, outcome: str) -> str:
     if outcome not in ("done", "stopped"):
         return NOTHING_SENTENCE
     on_cpu = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}[outcome]

@@ -100,7 +100,7 @@ def read_mandate(path: Path, home: Home) -> Mandate:
     hint = "Ask the person who gave it to you for a new one; `gpurun mandate new` writes one at a terminal."
     try:
         envelope = parse_object(read_regular(path, MOST_BYTES))
-        keys = _own_key(home)
+        keys = _read_own_key(home)
         found = verify(envelope, keys, PAYLOAD_TYPE)
         mandate = Mandate.from_json(payload_of(envelope))
     except OSError as error:
@@ -118,7 +118,7 @@ def read_mandate(path: Path, home: Home) -> Mandate:
     return mandate
 
 
-def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
+def _read_own_key(home: Home) -> dict[str, Ed25519PublicKey]:
     """Return this home's own public key by its id; {} if it cannot be read.
 
     The other public keys in `keys/` are trusted for receipts, but not for mandates.

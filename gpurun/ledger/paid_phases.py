@@ -54,7 +54,7 @@ def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
     """Return the seconds of each phase that was reached, over all rentals. They add up to the billable seconds."""
     spent_ms: dict[str, int] = {}
     for rental in (rental for rental in rentals if rental.end != "refused"):
-        for name, spent_us in _phases_us(rental).items():
+        for name, spent_us in _divide_into_phases(rental).items():
             spent_ms[name] = spent_ms.get(name, 0) + spent_us // 1000
     total_ms = sum(round(rental.seconds * 1000) for rental in rentals)
     spent_ms["other"] = 0
@@ -62,7 +62,7 @@ def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
     return {name: ms / 1000 for name, ms in spent_ms.items()}
 
 
-def _phases_us(rental: Rental) -> dict[str, int]:
+def _divide_into_phases(rental: Rental) -> dict[str, int]:
     """Return the microseconds of each phase of one rental, up to the end of its billable time."""
     records = [record for record in rental.records if record.seq <= rental.last_paid.seq]
     left_us, free_us = round(rental.seconds * 1e6), round(rental.queued_s * 1e6)
@@ -77,7 +77,7 @@ def _phases_us(rental: Rental) -> dict[str, int]:
         if str(after.event) in _LAST_PARTS:
             whole, parts = _LAST_PARTS[str(after.event)]
             for part, key in parts:
-                part_us = min(spent.get(whole, 0), _microseconds(number(getattr(after.typed, key))))
+                part_us = min(spent.get(whole, 0), _to_microseconds(number(getattr(after.typed, key))))
                 if part_us:
                     spent[whole] -= part_us
                     spent[part] = spent.get(part, 0) + part_us
@@ -103,20 +103,20 @@ class TrainingSplit:
         """Add the next event to the figures."""
         match event:
             case StartEvent():
-                self._close()
-                self._began_us, self._last_step = _microseconds(event.elapsed_s), event.step or 0
+                self._close_process()
+                self._began_us, self._last_step = _to_microseconds(event.elapsed_s), event.step or 0
                 self._measured_us["import"] += self._began_us
             case StepEvent():
-                self._step(event)
+                self._count_step(event)
             case EvaluationEvent():
-                self._measured_us["eval"] += _microseconds(event.eval_s)
+                self._measured_us["eval"] += _to_microseconds(event.eval_s)
             case CheckpointEvent():
-                self._measured_us["checkpoint"] += _microseconds(event.stall_s)
+                self._measured_us["checkpoint"] += _to_microseconds(event.stall_s)
 
-    def _step(self, event: StepEvent) -> None:
+    def _count_step(self, event: StepEvent) -> None:
         if self._began_us is None or event.step is None or event.step_s is None or event.elapsed_s is None:
             return
-        step_us, elapsed_us = _microseconds(event.step_s), _microseconds(event.elapsed_s)
+        step_us, elapsed_us = _to_microseconds(event.step_s), _to_microseconds(event.elapsed_s)
         count, self._last_step = max(0, event.step - self._last_step), event.step
         self._quickest_us = step_us if self._quickest_us is None else min(self._quickest_us, step_us)
         if self._first is None:
@@ -124,7 +124,7 @@ class TrainingSplit:
         else:
             self._measured_us["steps"] += count * step_us
 
-    def _close(self) -> None:
+    def _close_process(self) -> None:
         """Add the first steps of the current process of the trainer to the figures, because the process is over."""
         if self._first is not None:
             took_us, count = self._first
@@ -138,7 +138,7 @@ class TrainingSplit:
 
         None if the parts do not fit in the phase, or if the events have no figures.
         """
-        self._close()
+        self._close_process()
         measured_ms = {name: us // 1000 for name, us in self._measured_us.items()}
         total_ms = round(1000 * training_s)
         room_ms = total_ms - sum(ms for name, ms in measured_ms.items() if name != "steps")
@@ -186,6 +186,6 @@ def timeline(records: Sequence[Record]) -> Timeline:
     }
 
 
-def _microseconds(seconds: float | None) -> int:
+def _to_microseconds(seconds: float | None) -> int:
     """Convert reported seconds to microseconds; return 0 if they are missing or not plausible."""
     return round(seconds * 1e6) if seconds is not None and 0 <= seconds < 1e12 else 0

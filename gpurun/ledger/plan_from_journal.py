@@ -29,10 +29,10 @@ _PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 def read_plan(folder: RunFolder) -> Plan:
     """Read the approved plan, with the present paths of its data; OSError or ValidationError if it is not a plan."""
-    return _with_current_paths(Plan.from_json(read_regular(folder.plan)), folder)
+    return _correct_paths(Plan.from_json(read_regular(folder.plan)), folder)
 
 
-def _with_current_paths(plan: Plan, folder: RunFolder) -> Plan:
+def _correct_paths(plan: Plan, folder: RunFolder) -> Plan:
     """Return the plan with the present paths of its files, because the home may have been moved."""
     places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
     update: dict[str, Any] = {"data": plan.data.model_copy(update=places)}
@@ -43,11 +43,11 @@ def _with_current_paths(plan: Plan, folder: RunFolder) -> Plan:
 
 def read_leg_plan(folder: RunFolder, name: str, sha256: str) -> Plan:
     """Return a leg's plan from the file with this name and digest; OSError or ValueError if there is no such file."""
-    return _with_current_paths(_leg_of(folder.legs / Path(name).name, sha256), folder)
+    return _correct_paths(_read_leg_plan(folder.legs / Path(name).name, sha256), folder)
 
 
 @lru_cache(maxsize=8)
-def _leg_of(path: Path, sha256: str) -> Plan:
+def _read_leg_plan(path: Path, sha256: str) -> Plan:
     content = read_regular(path)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise ValueError(f"{path} is not the plan that the journal names")
@@ -70,18 +70,18 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
             f"gpurun destroy {folder.name}.",
         )
         try:
-            return _stand_in(opened_of(records), _intents_of_now(records)), lost
+            return _build_stand_in_plan(opened_of(records), _list_current_intents(records)), lost
         except (IndexError, ValueError):
             raise lost from error
 
 
-def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
+def _list_current_intents(records: Sequence[Record]) -> list[CreateIntended]:
     """Return the create intents of the current leg or, if it has none, of the whole run."""
     since = list(all_typed(by_machine(records)[-1], CreateIntended))
     return since or list(all_typed(records, CreateIntended))
 
 
-def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
+def _build_stand_in_plan(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
     """Return a plan with the offers of the intents, in their order, and placeholders for everything about the training.
 
     Raise IndexError if there are no intents.

@@ -82,19 +82,21 @@ class Rental(BilledTime):
     @property
     def gpu_hours(self) -> float:
         """Return the billable hours of the machine times its GPUs; a node without GPUs counts as one GPU."""
-        return self._gpu_hours(self.seconds)
+        return self._compute_gpu_hours(self.seconds)
 
     @property
     def most_gpu_hours(self) -> float:
         """Return the billable GPU-hours of the machine and all extra machines together."""
-        return self._gpu_hours(self.machines * self.seconds + sum(extra.seconds for extra in self.extras))
+        return self._compute_gpu_hours(self.machines * self.seconds + sum(extra.seconds for extra in self.extras))
 
     @property
     def longest_gpu_hours(self) -> float:
         """Return the most GPU-hours that the rental can take: as if its machine lived until the lease ends it."""
-        return max(self.most_gpu_hours, self._gpu_hours(self.intent.lease.total_s + self.intent.lease.kill_allowance_s))
+        return max(
+            self.most_gpu_hours, self._compute_gpu_hours(self.intent.lease.total_s + self.intent.lease.kill_allowance_s)
+        )
 
-    def _gpu_hours(self, seconds: float) -> float:
+    def _compute_gpu_hours(self, seconds: float) -> float:
         offer = self.intent.offer
         return seconds * int(offer["gpu_count"] or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
@@ -118,9 +120,9 @@ class Rental(BilledTime):
     def micros(self) -> Micros:
         """Return the most that the rental has cost by its records, in micro-dollars, with all its machines."""
         unit_s = self.intent.billing_unit_s
-        once = self._egress if self.seconds else Micros(0)
+        once = self._egress_cost if self.seconds else Micros(0)
         rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))
-        own = times(total(self._lasting(self.seconds), rises, once), self.machines)
+        own = times(total(self._cost_of_seconds(self.seconds), rises, once), self.machines)
         return total(own, *(self.micros_of(extra) for extra in self.extras))
 
     @property
@@ -129,10 +131,10 @@ class Rental(BilledTime):
 
         It is 0 if the provider reported only the most that it bills per hour.
         """
-        return Micros(0) if self.rate_is_limit else self._lasting(self.least_seconds)
+        return Micros(0) if self.rate_is_limit else self._cost_of_seconds(self.least_seconds)
 
     @property
-    def _egress(self) -> Micros:
+    def _egress_cost(self) -> Micros:
         """Return the cost of the data that left the machine: as counted or, if it was not counted, as planned.
 
         It is 0 for a machine that never answered, and at least the planned cost for a job that may send data itself.
@@ -145,7 +147,7 @@ class Rental(BilledTime):
 
     def micros_of(self, extra: ExtraRental) -> Micros:
         """Return what an extra machine of this rental has cost."""
-        return self._lasting(extra.seconds)
+        return self._cost_of_seconds(extra.seconds)
 
     def share_of_time(self, seconds: float, rate: Micros, *, is_last: bool = False) -> Micros:
         """Return the cost of a part of the rental's seconds at a rate per hour, with what comes with the machine.
@@ -153,9 +155,9 @@ class Rental(BilledTime):
         With `is_last`, the cost of the data that left the machine is included.
         """
         beside = Micros(self.intent.beside_micros_per_hour)
-        return total(cost_of(rate, seconds), cost_of(beside, seconds), self._egress if is_last else Micros(0))
+        return total(cost_of(rate, seconds), cost_of(beside, seconds), self._egress_cost if is_last else Micros(0))
 
-    def _lasting(self, seconds: float) -> Micros:
+    def _cost_of_seconds(self, seconds: float) -> Micros:
         """Return the cost of so many seconds of a machine and what comes with it, at least the provider's minimum."""
         unit_s, beside = self.intent.billing_unit_s, Micros(self.intent.beside_micros_per_hour)
         paid_s = max(seconds, float(self.intent.least_billed_s)) if seconds else 0.0
@@ -248,16 +250,18 @@ def rentals_of(records: Sequence[Record]) -> list[Rental]:
     """Return the rentals in a journal, oldest first. Each has the records from its create intent to the next one."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     cut = [BilledTime(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
-    return [Rental(piece.records, _billed(piece, records), tuple(_extras_of(piece, records))) for piece in cut]
+    return [
+        Rental(piece.records, _find_billed_amount(piece, records), tuple(_list_extras(piece, records))) for piece in cut
+    ]
 
 
-def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
+def _find_billed_amount(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
     """Return the amount on the bill for a rental's machine; None if the bill was not read."""
     bills = [bill.micros for bill in all_typed(records, BillObserved) if bill.token == rental.token]
     return Micros(bills[-1]) if bills else None
 
 
-def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
+def _list_extras(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
     """Yield the extra machines with a rental's token. All of them are paid from the rental's create intent on."""
     proofs = [record.seq for record in rental.records if record.event is Event.DEATH_PROVEN]
     noted = [(record.seq, record.typed) for record in records if record.event is Event.INCIDENT]

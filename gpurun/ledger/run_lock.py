@@ -33,8 +33,8 @@ class RunLock:
     def __enter__(self) -> RunLock:
         clock = SystemClock()
         for _ in ticks(clock, 0.02, _READERS_PASS_S):
-            if self._take():
-                self._sign(clock)
+            if self._try_to_lock():
+                self._write_owner(clock)
                 return self
         run = self._path.parent.name
         raise RunHeld(
@@ -48,17 +48,17 @@ class RunLock:
     ) -> None:
         self._release()
 
-    def _take(self) -> bool:
+    def _try_to_lock(self) -> bool:
         """Try once to take the lock; return False if it is held, by a reader for an instant or by a supervisor."""
         try:
             descriptor = open_lock(self._path)
         except OSError as error:
-            raise _unlockable(self._path, error) from error
+            raise _unlockable_error(self._path, error) from error
         try:
             is_taken = take_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
-            raise _unlockable(self._path, error) from error
+            raise _unlockable_error(self._path, error) from error
         if not is_taken:
             os.close(descriptor)
             return False
@@ -66,7 +66,7 @@ class RunLock:
         _held.add(self)
         return True
 
-    def _sign(self, clock: SystemClock) -> None:
+    def _write_owner(self, clock: SystemClock) -> None:
         """Write into the file which process has the lock, for the messages of other processes."""
         if self._descriptor is None:
             return
@@ -91,10 +91,10 @@ def holder_of(path: Path) -> str | None:
     except OSError:  # The file is missing, or belongs to another user.
         return None
     with lock:
-        return None if take_lock(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
+        return None if take_lock(lock.fileno(), shared=True) else _describe_owner(os.pread(lock.fileno(), 4096, 0))
 
 
-def _words(content: bytes) -> str:
+def _describe_owner(content: bytes) -> str:
     """Return the note in a lock's file in words. A missing or broken note also means that a process has the lock."""
     try:
         note = parse_object(content)
@@ -103,7 +103,7 @@ def _words(content: bytes) -> str:
         return "a process that has not written its name yet"
 
 
-def _unlockable(path: Path, error: OSError) -> SetupError:
+def _unlockable_error(path: Path, error: OSError) -> SetupError:
     return SetupError(
         "run.unlockable",
         f"{path} cannot be locked: {error.strerror}.",
@@ -114,10 +114,10 @@ def _unlockable(path: Path, error: OSError) -> SetupError:
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
-def _drop_in_child() -> None:
+def _close_locks_in_child() -> None:
     """Close the locks in a forked child; otherwise the child would keep the run locked after its parent's death."""
     for lock in list(_held):
         lock._release()
 
 
-os.register_at_fork(after_in_child=_drop_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)

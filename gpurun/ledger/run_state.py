@@ -233,11 +233,11 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "ends_wall": None,
         "hold_s": intent.hold_s,
         "limited": bool(state.legs and intent.lease.limit_s),
-        "attempts": {**state.attempts, intent.token: _asked(record, intent, state.leg)},
+        "attempts": {**state.attempts, intent.token: _build_attempt(record, intent, state.leg)},
     }
 
 
-def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
+def _build_attempt(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
     """Return the create attempt that an intent records; `leg` is the number of the current leg."""
     return CreateAttempt(
         token=intent.token,
@@ -279,12 +279,12 @@ def _ready_observed(state: RunState, record: Record, ready: ReadyObserved) -> di
         "phase": Phase.READY,
         "instance": instance,
         "facts": ready.facts,
-        "clock_ahead_s": _clock_ahead_s(record, ready.facts),
+        "clock_ahead_s": _compute_clock_ahead_s(record, ready.facts),
         "armed": ready.armed is not None,
     }
 
 
-def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
+def _compute_clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
     """Return how far the machine's clock is ahead; 0 below TALK_S, because its time was read some time before."""
     ahead_s = float(facts.get("wall", record.wall)) - record.wall
     return ahead_s if abs(ahead_s) > TALK_S else 0.0
@@ -332,21 +332,22 @@ def _collect_observed(state: RunState, record: Record, collected: CollectObserve
     failure = StepFailed(
         step=Step.COLLECT,
         code="collect.missing",
-        message=f"{_count(collected)} finished files on the machine did not come home{_named(collected)}.",
+        message=f"{_count_missing(collected)} finished files on the machine did not come home"
+        f"{_describe_missing(collected)}.",
         hint="The verified files are in artifacts/; the receipt lists them, and the missing ones.",
         exit_code=ExitCode.COLLECT_FAILED,
     )
     return {"phase": phase, "failure": failure, "earlier": state.earlier or state.failure}
 
 
-def _count(collected: CollectObserved) -> int:
+def _count_missing(collected: CollectObserved) -> int:
     """Return how many files are missing in all, also those that the record does not name."""
     unpublished, listed = collected.unpublished or {}, collected.missing_files
     named = listed["files"] if listed else len(collected.missing)
     return named + max(0, int(unpublished.get("files", 0)) - len(unpublished.get("first", ())))
 
 
-def _named(collected: CollectObserved) -> str:
+def _describe_missing(collected: CollectObserved) -> str:
     """Return the size of the missing files, if it is known, and the first of their names, in words."""
     size, names = collected.missing_bytes, collected.missing
     shown = "" if size is None else f" ({size:,} bytes)"

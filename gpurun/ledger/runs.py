@@ -184,7 +184,7 @@ def left_alone(home: Home) -> str | None:
 def demand_free(home: Home, name: str) -> None:
     """Raise RunHeld if a run of the home has or had this name."""
     if home.run(name).path.exists():
-        raise _taken(name)
+        raise _name_taken_error(name)
     if has_receipt(home, name):
         raise RunHeld(
             "run.name_taken",
@@ -193,7 +193,7 @@ def demand_free(home: Home, name: str) -> None:
         )
 
 
-def _taken(name: str) -> RunHeld:
+def _name_taken_error(name: str) -> RunHeld:
     hint = f"Choose another --name, or look at it: gpurun attach {name}."
     return RunHeld("run.name_taken", f"There is already a run {name}.", hint=hint)
 
@@ -206,7 +206,7 @@ def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
         make_private(folder.path.parent)
         folder.path.mkdir(mode=0o700)
     except FileExistsError:  # Another command was quicker.
-        raise _taken(plan.run) from None
+        raise _name_taken_error(plan.run) from None
     staged = home.staged_data(plan.run)
     if staged.is_dir():
         # The shards are moved into the run's folder, and stay there beside its outputs.

@@ -71,7 +71,7 @@ def write_confirmation(
             "tries": [{"at_s": round(check.at_s, 3), "seen": check.seen} for check in tries],
         },
         "words": plain_line(words) or None,
-        "cost": {"until_confirmed_micros": _cost(receipt, confirmed_at), "is": str(Figure.BOUND)},
+        "cost": {"until_confirmed_micros": _compute_cost(receipt, confirmed_at), "is": str(Figure.BOUND)},
         "signing": {"keyid": signer.keyid if signer else None},
     }
     statement = {
@@ -95,7 +95,7 @@ def box_of(receipt: Receipt) -> str:
     return machine["type"] if machine else ""
 
 
-def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
+def _compute_cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
     """Return what the box cost from the request until `confirmed_at`, at the receipt's rate.
 
     None if the time of the request is unknown, or if there was no rental. Only times in the receipt and the statement
@@ -124,7 +124,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
         envelope = read_object(path)
         statement = parse_object(payload_of(envelope))
         predicate, subject = statement["predicate"], statement["subject"]
-        if statement["predicateType"] != SHUTDOWN_TYPE or not _is_shown(predicate):
+        if statement["predicateType"] != SHUTDOWN_TYPE or not _has_shown_form(predicate):
             raise ValueError("it states something else")
         about = subject[0]["digest"]["sha256"]
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     return Confirmation(predicate, signature, problem)
 
 
-def _is_shown(claim: dict[str, Any]) -> bool:
+def _has_shown_form(claim: dict[str, Any]) -> bool:
     """Return whether the parts of a predicate that gpurun shows have the right form: anyone could write the file."""
     tries, cost, at = claim["checked"]["tries"], claim["cost"]["until_confirmed_micros"], claim["confirmed_at"]
     return (

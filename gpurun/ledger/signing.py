@@ -107,7 +107,7 @@ def load_signer(keys: Path) -> Signer | None:
         if not isinstance(private, Ed25519PrivateKey):
             return None
         if not (keys / PUBLIC_NAME).exists():
-            write_atomic(keys / PUBLIC_NAME, _pem(private.public_key()))
+            write_atomic(keys / PUBLIC_NAME, _encode_as_pem(private.public_key()))
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
         return None
     return Signer(keyid_of(private.public_key()), private)
@@ -140,7 +140,7 @@ def keyid_of(public: Ed25519PublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def _pem(public: Ed25519PublicKey) -> bytes:
+def _encode_as_pem(public: Ed25519PublicKey) -> bytes:
     return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

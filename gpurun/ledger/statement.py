@@ -96,9 +96,9 @@ def build_statement(
     is_imported = bool(opened.imported)
     # Rules 1 divided a command's time as if it were training.
     divided = None if not opened.has_model and (opened.rules or 1) > 1 else evidence.split
-    instance = _instance(opened, rentals)
+    instance = _describe_machine(opened, rentals)
     collected = last_brought(records)
-    files = [_file(file) for file in collected.files] if collected else []
+    files = [_describe_file(file) for file in collected.files] if collected else []
     predicate: Predicate = {
         "v": 1,
         "run": opened.run,
@@ -106,21 +106,21 @@ def build_statement(
         "prev": prev,
         "journal": {"head": head, "records": len(records)},
         "signing": {"keyid": keyid},
-        "asked": _asked(opened),
-        "digests": _digests(opened, records, evidence),
-        "shipping": _shipping(records),
+        "asked": _describe_request(opened),
+        "digests": _collect_digests(opened, records, evidence),
+        "shipping": _sum_shipped_bytes(records),
         "gpurun": {"version": opened.gpurun_version},
         "platform": plain_data(opened.platform),
         "instance": instance,
         "timeline": timeline(records),
-        "runtime": _runtime(folder, rentals, divided, is_seen=not is_imported),
-        "cost": _cost(opened, rentals),
-        "training": _training(records, evidence, rentals),
-        "checkpoint": _checkpoint(collected, files),
+        "runtime": _describe_runtime(folder, rentals, divided, is_seen=not is_imported),
+        "cost": _describe_cost(opened, rentals),
+        "training": _describe_training(records, evidence, rentals),
+        "checkpoint": _describe_checkpoint(collected, files),
         "sample": evidence.sample,
-        "teardown": {"is": "user_operated", "evidence": []} if is_imported else _teardown(rentals),
-        "verdict": _verdict(records, instance, evidence),
-        "incidents": _incidents(records),
+        "teardown": {"is": "user_operated", "evidence": []} if is_imported else _describe_teardown(rentals),
+        "verdict": _choose_verdict(records, instance, evidence),
+        "incidents": _list_incidents(records),
     }
     if opened.rules is not None:
         predicate["rules"] = opened.rules
@@ -130,13 +130,13 @@ def build_statement(
         predicate["cost"]["on_demand_micros"] = on_demand
     return {
         "_type": STATEMENT_TYPE,
-        "subject": _signed_files(files, predicate["checkpoint"]),
+        "subject": _list_signed_files(files, predicate["checkpoint"]),
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
 
 
-def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> list[Subject]:
+def _list_signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> list[Subject]:
     """Return the statement's subjects: the downloaded checkpoints and outputs and, if there is one, the full list."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
@@ -144,7 +144,7 @@ def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> lis
     return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in found.items()]
 
 
-def _asked(opened: RunOpened) -> ReceiptAsked:
+def _describe_request(opened: RunOpened) -> ReceiptAsked:
     """Return the request; optional keys are present only if the run has a value for them."""
     request: ReceiptAsked = {
         "mode": opened.mode, "recipe": opened.recipe, "form": opened.form, "provider": opened.provider
@@ -168,14 +168,14 @@ def _asked(opened: RunOpened) -> ReceiptAsked:
     return request
 
 
-def _file(file: FileBrought) -> FileAtHome:
+def _describe_file(file: FileBrought) -> FileAtHome:
     name, size, sha256, kind, step = (plain_data(file[key]) for key in ("name", "bytes", "sha256", "kind", "step"))
     if "%" in file["name"]:  # An escaped name is harmless, however long.
         name = file["name"]
     return {"name": name, "bytes": size, "sha256": sha256, "kind": kind, "step": step}
 
 
-def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -> ReceiptDigests:
+def _collect_digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -> ReceiptDigests:
     shipped = last_typed(records, ShipObserved)
     digests: ReceiptDigests = {
         "request": opened.request_sha256,
@@ -192,7 +192,7 @@ def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -
     return digests
 
 
-def _shipping(records: Sequence[Record]) -> Shipping:
+def _sum_shipped_bytes(records: Sequence[Record]) -> Shipping:
     """Return the bytes over each route: over SSH, to the bucket before renting, from the bucket to the machine.
 
     If the machine downloaded the shards itself, `public` names them.
@@ -213,7 +213,7 @@ def _shipping(records: Sequence[Record]) -> Shipping:
     return shipping
 
 
-def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | None:
+def _describe_machine(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | None:
     """Return the provider's description of the last machine, and the machine's report about itself.
 
     Fields that the provider did not report are those of the order; `as_ordered` names them. None without a machine.
@@ -252,7 +252,9 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     return machine
 
 
-def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool) -> Runtime:
+def _describe_runtime(
+    folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool
+) -> Runtime:
     """Return the billable seconds, by the clock that advanced more, their division into phases, and the plan's limits.
 
     `divided` has the machine's figures about the training phase; None for a command, of which they are not known. If
@@ -266,11 +268,11 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
         "billable_s": billable_s if ended else None,
         "phases_s": spent,
         "training": {"is": FROM_INSTANCE, "seconds": divided.within(spent.get("training", 0.0)) if divided else None},
-        "planned": planned_phases(rented[-1].intent, _plan_of(folder)) if rented else None,
+        "planned": planned_phases(rented[-1].intent, _read_plan(folder)) if rented else None,
     }
 
 
-def _plan_of(folder: RunFolder) -> dict[str, Any]:
+def _read_plan(folder: RunFolder) -> dict[str, Any]:
     """Return the plan's file as data; {} if it is lost or damaged, which the audit finds by its digest."""
     try:
         return read_object(folder.plan)
@@ -278,7 +280,7 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
+def _describe_cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
     """Return the upper bound of the cost, with its parts; it is unknown if the journal does not bound the cost."""
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
     ended = are_costs_bounded(rentals) and not opened.imported
@@ -288,13 +290,13 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
     is_kept = None if cap is None or upper is None else is_cap_kept(rentals, upper, cap, opened.rules or 1)
     cost: Cost = {
         "upper_bound_micros": upper,
-        "is": _figure_by_rules(opened, figure) if ended else UNKNOWN,
+        "is": _choose_figure_word(opened, figure) if ended else UNKNOWN,
         "billed_micros": billed,
         "billed_is": UNKNOWN if billed is None else REPORTED,
         "worst_micros": opened.worst_micros,
         "cap_micros": cap,
         "cap_kept": is_kept,
-        "rentals": [_rental(rental) for rental in rentals],
+        "rentals": [_describe_rental(rental) for rental in rentals],
         "says": NOT_OBSERVED if opened.imported else cost_says(rentals),
     }
     if any(rental.is_queued for rental in rentals):
@@ -302,7 +304,7 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
     return cost
 
 
-def _rental(rental: Rental) -> RentalPaid:
+def _describe_rental(rental: Rental) -> RentalPaid:
     """Return a rental's entry in the costs; optional keys are present only if the rental has a value for them."""
     line: RentalPaid = {
         "attempt": rental.intent.attempt,
@@ -334,12 +336,12 @@ def _rental(rental: Rental) -> RentalPaid:
     return line
 
 
-def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
+def _choose_figure_word(opened: RunOpened, figure: Figure) -> str:
     """Return the word for the kind of figure; for a run without a rules version it is always "measured"."""
     return MEASURED if opened.rules is None else str(figure)
 
 
-def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
+def _describe_trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
     """Return all trials and the best one. A trial has its last report and a share of the cost, by its seconds.
 
     The share is None if the cost is unknown, and 0 for a trial of an earlier run.
@@ -371,7 +373,7 @@ def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
     return {"is": FROM_INSTANCE, "best": best.trial if best else None, "rows": rows}
 
 
-def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[Rental]) -> Training:
+def _describe_training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[Rental]) -> Training:
     seen, failed = last_typed(records, TrainObserved), failed_step(records)
     training: Training = {
         "outcome": seen.outcome if seen else "none",
@@ -379,7 +381,7 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
         "message": plain_line(seen.message) if seen else "",
         "exit_code": seen.exit_code if seen else None,
         "failed_step": plain_data(failed.model_dump(include={"step", "code", "message"})) if failed else None,
-        "seconds": _training_seconds(records),
+        "seconds": _measure_training(records),
         "device": evidence.device or UNKNOWN,
         "start": {"is": FROM_INSTANCE, "event": evidence.start},
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
@@ -394,11 +396,11 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
         terminals, open_s, used_s = (plain_data(seen.sessions.get(key)) for key in _SESSIONS)
         training["sessions"] = {"is": FROM_INSTANCE, "terminals": terminals, "open_s": open_s, "used_s": used_s}
     if evidence.trials:
-        training["trials"] = _trials(evidence, rentals)
+        training["trials"] = _describe_trials(evidence, rentals)
     return training
 
 
-def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
+def _measure_training(records: Sequence[Record]) -> ReceiptMeasured:
     """Return how long the job ran until this computer observed its end, added up over all machines of a run that moved.
 
     If the machines' clocks show over SEEN_LATE_S less, that time is included, too. Rules before END_BY_MACHINE_CLOCK do
@@ -406,7 +408,7 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
     """
     is_whole = (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK
     parts = by_machine(records) if is_whole else [records]
-    times = [time for time in map(_training_time, parts) if time is not None]
+    times = [time for time in map(_measure_training_on_machine, parts) if time is not None]
     if not times:
         return {"is": UNKNOWN, "train_s": None}
     seconds = round(sum(seen_s for seen_s, _ in times), 3)
@@ -417,7 +419,7 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
     return line
 
 
-def _training_time(records: Sequence[Record]) -> tuple[float, float | None] | None:
+def _measure_training_on_machine(records: Sequence[Record]) -> tuple[float, float | None] | None:
     """Return how long the job ran on one machine, by this computer's clock and by the machine's (None if not known).
 
     None if it did not run, or if its end was not observed.
@@ -444,7 +446,7 @@ def failed_step(records: Sequence[Record]) -> StepFailed | None:
     return next((failure for failure in failed if not (is_home and failure.step == "collect")), None)
 
 
-def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> ReceiptCheckpoint:
+def _describe_checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> ReceiptCheckpoint:
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
     checkpoint: ReceiptCheckpoint = {
@@ -461,7 +463,7 @@ def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> Rece
     return checkpoint
 
 
-def _teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
+def _describe_teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
     """Return the ends of all machines that may have existed, with the readings that prove them."""
     rented = [rental for rental in rentals if rental.end != "refused"]
     ends = [rental.end for rental in rented]
@@ -469,7 +471,7 @@ def _teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
     return {"is": how, "evidence": [rental.proof() for rental in rented]}
 
 
-def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence: Evidence) -> Verdict:
+def _choose_verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence: Evidence) -> Verdict:
     """Return the verdict; a run of an older gpurun, which recorded no challenge, has the verdict in its old form."""
     opened, seen = opened_of(records), last_typed(records, TrainObserved)
     outcome = seen.outcome if seen else "none"
@@ -480,7 +482,7 @@ def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence
     return verdict_of(opened, machine, evidence.device, outcome)
 
 
-def _incidents(records: Sequence[Record]) -> list[ReceiptIncident]:
+def _list_incidents(records: Sequence[Record]) -> list[ReceiptIncident]:
     """Return the incidents with their times, including failed steps and repairs of the journal."""
     found: list[ReceiptIncident] = []
     is_older = opened_of(records).endpoint is None

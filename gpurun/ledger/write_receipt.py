@@ -49,10 +49,10 @@ def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
         chain = read_chain(home.ledger)
         link = chain.link_of(folder.name)
         if link is not None:
-            return _restore(folder, link, signer)
+            return _restore_receipt(folder, link, signer)
         content = receipt_bytes(folder, chain.next_seq, chain.head, signer)
         sha256 = hashlib.sha256(content).hexdigest()
-        _put(folder, content)
+        _write_receipt_file(folder, content)
         crashpoint("before ledger.append")
         new = Link(seq=chain.next_seq, run=folder.name, receipt_sha256=sha256, prev=chain.head)
         append_link(home.ledger, chain, new)
@@ -60,7 +60,7 @@ def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
         return WrittenReceipt(new.seq, sha256, signed=signer is not None)
 
 
-def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenReceipt:
+def _restore_receipt(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenReceipt:
     """Make the receipt of `link` again if it is not on disk; VerificationFailed if it is no longer the same."""
     content = read_regular(folder.receipt) if folder.receipt.exists() else b""
     if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
@@ -71,11 +71,11 @@ def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenRec
                 f"Receipt #{link.seq:04d} of {folder.name} was lost or changed, and its run folder makes another one.",
                 hint=f"Restore {folder.receipt} from a copy; `gpurun audit {folder.name}` shows what differs.",
             )
-        _put(folder, content)
+        _write_receipt_file(folder, content)
     return WrittenReceipt(link.seq, link.receipt_sha256, signed=bool(json.loads(content)["signatures"]))
 
 
-def _put(folder: RunFolder, content: bytes) -> None:
+def _write_receipt_file(folder: RunFolder, content: bytes) -> None:
     crashpoint("before receipt.write")
     try:
         write_atomic(folder.receipt, content)
@@ -137,7 +137,7 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
             hint=f"`gpurun audit {folder.name}` shows whether it can be made again.",
         ) from error
     try:
-        _form().validate_python(statement, strict=True)
+        _statement_form().validate_python(statement, strict=True)
     except ValidationError as odd:
         what = f"{folder.receipt} lacks fields of a receipt, or has them in another form."
         hint = f"`gpurun audit {folder.name}` shows what differs; restore it from a copy."
@@ -146,5 +146,5 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
 
 
 @cache
-def _form() -> TypeAdapter[Statement]:
+def _statement_form() -> TypeAdapter[Statement]:
     return TypeAdapter(Statement)

@@ -77,30 +77,30 @@ class Gap:
 
     def wait(self) -> None:
         """Reserve the next turn and wait until it comes."""
-        self._clock.sleep(self._turn_mono() - self._clock.monotonic())
+        self._clock.sleep(self._reserve_turn_mono() - self._clock.monotonic())
 
     def begin(self) -> None:
         """Restart the gap now, because the request of the last turn took until now."""
-        self._turn_mono(is_taken=True)
+        self._reserve_turn_mono(is_taken=True)
 
-    def _turn_mono(self, *, is_taken: bool = False) -> float:
+    def _reserve_turn_mono(self, *, is_taken: bool = False) -> float:
         """Reserve the next turn and return its time. Without a usable file, only the turns of this process count."""
         if self._path is not None:
             with suppress(OSError):
                 make_private(self._path.parent)
                 with exclusive(self._path):
-                    turn_mono = self._next(self._free_at(self._path.read_text()), is_taken)
+                    turn_mono = self._take_turn_mono(self._parse_free_mono(self._path.read_text()), is_taken)
                     self._path.write_text(repr(self._free_mono))
                     return turn_mono
-        return self._next(float("-inf"), is_taken)
+        return self._take_turn_mono(float("-inf"), is_taken)
 
-    def _next(self, allowed_mono: float, is_taken: bool) -> float:
+    def _take_turn_mono(self, allowed_mono: float, is_taken: bool) -> float:
         free_mono, now_mono = max(allowed_mono, self._free_mono), self._clock.monotonic()
         turn_mono = max(free_mono, now_mono)
         self._free_mono = max(free_mono, now_mono + self._seconds) if is_taken else turn_mono + self._seconds
         return turn_mono
 
-    def _free_at(self, text: str) -> float:
+    def _parse_free_mono(self, text: str) -> float:
         """Parse when the next turn is free. A time from before a reboot is ignored, because the clock has restarted."""
         try:
             free_mono = float(text)
@@ -119,7 +119,7 @@ class Http:
         self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, gap: Gap | None = None
     ) -> None:
         self._base = base_url.rstrip("/")
-        self._opener = _opener(_checked_url(base_url, name))
+        self._opener = _opener(_parse_checked_url(base_url, name))
         _check_headers(headers, name)
         self._headers = {"User-Agent": f"gpurun/{__version__}", "Accept": "application/json", **headers}
         self._clock = clock
@@ -149,7 +149,7 @@ class Http:
             answer = self._send(method, url, body, timeout_s)
             if answer.status == 429:
                 throttled = Throttled(f"{self._name} accepts no more requests for now (429)")
-                slow.wait(throttled, at_least_s=_retry_after_s(answer, self._clock.wall()))
+                slow.wait(throttled, at_least_s=_compute_retry_after_s(answer, self._clock.wall()))
             elif method != "GET" or answer.status < 500 or not failed.pauses():
                 return answer
 
@@ -169,7 +169,7 @@ class Http:
                 with self._opener.open(request, timeout=timeout_s) as response:
                     answer = _read(response)
             except (OSError, HTTPException, UnicodeError) as error:
-                words = "it took too long" if limit.over else _words_of(error)
+                words = "it took too long" if limit.over else _describe_network_error(error)
                 raise Unknown(f"{self._name} gave no complete answer: {words}") from error
             if limit.over:  # A body without a length looks complete when the connection is closed.
                 raise Unknown(f"{self._name} gave no complete answer: it took too long")
@@ -179,7 +179,7 @@ class Http:
 
     def _compare_clocks(self, answer: Answer, wall: float) -> None:
         """Store the clock skew. A Date header has whole seconds, so it is half a second early on average."""
-        server_wall = _wall_of(answer.headers.get("date", ""))
+        server_wall = _parse_date_wall(answer.headers.get("date", ""))
         if server_wall is not None:
             self.clock_ahead_s = round(wall - server_wall - 0.5, 1)
 
@@ -270,7 +270,7 @@ def _opener(url: SplitResult) -> OpenerDirector:
     return build_opener(_SecureHandler(), _NoJudging())
 
 
-def _checked_url(url: str, name: str) -> SplitResult:
+def _parse_checked_url(url: str, name: str) -> SplitResult:
     """Return the parsed base URL; SetupError if it is not safe to send a key to it."""
     try:
         parts = urlsplit(url)
@@ -303,7 +303,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _words_of(error: Exception) -> str:
+def _describe_network_error(error: Exception) -> str:
     """Return the reason of a network error, without the wrapping of urllib."""
     cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
     reason = cause.strerror if isinstance(cause, OSError) else ""
@@ -321,16 +321,16 @@ def _read(response: HTTPResponse) -> Answer:
     return Answer(response.status, headers, data.decode("utf-8", errors="replace"))
 
 
-def _retry_after_s(answer: Answer, wall: float) -> float:
+def _compute_retry_after_s(answer: Answer, wall: float) -> float:
     """Return how many seconds to wait after a 429, by the header Retry-After; 0 without one."""
     header = answer.headers.get("retry-after", "").strip()
-    until = _wall_of(header)
+    until = _parse_date_wall(header)
     if header.isascii() and header.isdigit():
         return float(header[:9])
-    return until - (_wall_of(answer.headers.get("date", "")) or wall) if until is not None else 0.0
+    return until - (_parse_date_wall(answer.headers.get("date", "")) or wall) if until is not None else 0.0
 
 
-def _wall_of(date: str) -> float | None:
+def _parse_date_wall(date: str) -> float | None:
     """Return the wall time of an HTTP date; None if it is not a date."""
     try:
         return parsedate_to_datetime(date).timestamp()

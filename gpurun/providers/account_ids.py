@@ -11,7 +11,7 @@ _DIGITS = 16
 
 def mark_of_account(provider: str, identifier: str) -> str:
     """Return `account:…`, from the account's id at the provider. It is the same for every key of the account."""
-    return f"account:{_digest('account', provider, identifier)}"
+    return f"account:{_compute_digest('account', provider, identifier)}"
 
 
 def mark_of_key(provider: str, base_url: str, key: Secret) -> str:
@@ -19,8 +19,8 @@ def mark_of_key(provider: str, base_url: str, key: Secret) -> str:
 
     The mark has only 64 bits of a hash of a much longer random key, so the key cannot be recovered from it.
     """
-    return f"key:{_digest('key', provider, base_url, key.reveal())}"
+    return f"key:{_compute_digest('key', provider, base_url, key.reveal())}"
 
 
-def _digest(*parts: str) -> str:
+def _compute_digest(*parts: str) -> str:
     return sha256("\0".join(("gpurun", *parts)).encode()).hexdigest()[:_DIGITS]

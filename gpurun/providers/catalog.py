@@ -68,14 +68,14 @@ class Terms:
 
     def boot_limit_s(self, gpu_count: int) -> int:
         """Return the planned seconds from create to login for a machine with this number of GPUs."""
-        return _by_count(self.boot_s, gpu_count)
+        return _choose_limit_by_count(self.boot_s, gpu_count)
 
     def patience_s(self, gpu_count: int) -> int:
         """Return how many seconds gpurun waits for such a machine to boot; 0 if the catalogue has no figure."""
-        return _by_count(self.patience, gpu_count)
+        return _choose_limit_by_count(self.patience, gpu_count)
 
 
-def _by_count(limits_s: dict[int, int], gpu_count: int) -> int:
+def _choose_limit_by_count(limits_s: dict[int, int], gpu_count: int) -> int:
     return max((limit for least, limit in limits_s.items() if least <= max(1, gpu_count)), default=0)
 
 
@@ -83,14 +83,14 @@ FREE = Terms(1, "", {}, {}, 0, usd(0), usd(0), usd(0))
 
 
 @cache
-def _catalog() -> dict[str, Any]:
+def _read_catalog() -> dict[str, Any]:
     return tomllib.loads((Path(__file__).with_name("catalog.toml")).read_text(encoding="utf-8"))
 
 
 @cache
 def cards() -> dict[str, GpuModel]:
     """Return every kind of GPU with a known speed, by its name in an offer."""
-    expected = _catalog()["expected"]
+    expected = _read_catalog()["expected"]
     return {
         kind: GpuModel(
             name=facts["name"],
@@ -102,7 +102,7 @@ def cards() -> dict[str, GpuModel]:
             expected_mfu=expected.get(kind, {}).get("mfu"),
             rests_on=expected.get(kind, {}).get("by", ""),
         )
-        for kind, facts in _catalog()["gpus"].items()
+        for kind, facts in _read_catalog()["gpus"].items()
     }
 
 
@@ -114,7 +114,7 @@ def card_of(gpu: str) -> GpuModel | None:
 @cache
 def card_names() -> dict[str, str]:
     """Return the name in --gpu of each kind of card, including cards of unknown speed."""
-    return {kind: facts["name"] for kind, facts in (_catalog()["gpus"] | _catalog()["unmeasured"]).items()}
+    return {kind: facts["name"] for kind, facts in (_read_catalog()["gpus"] | _read_catalog()["unmeasured"]).items()}
 
 
 @cache
@@ -123,7 +123,7 @@ def terms_of(provider: str, region: str = "") -> Terms:
 
     Without a region, the prices of disk and egress are those of the usual regions. Other regions may cost more.
     """
-    facts = _catalog()["providers"].get(provider)
+    facts = _read_catalog()["providers"].get(provider)
     if facts is None:
         return FREE
     elsewhere = facts.get("elsewhere")
@@ -146,9 +146,9 @@ def terms_of(provider: str, region: str = "") -> Terms:
 @cache
 def all_offers() -> tuple[Offer, ...]:
     """Return every offer of the catalogue, in the order of the file."""
-    date = _catalog()["date"]
+    date = _read_catalog()["date"]
     offers = []
-    for provider, type_id, gpu, count, gb, dollars, place, source in _catalog()["offers"]["rows"]:
+    for provider, type_id, gpu, count, gb, dollars, place, source in _read_catalog()["offers"]["rows"]:
         terms = terms_of(provider)
         is_tier = place in _TIERS
         offers.append(
@@ -217,7 +217,7 @@ def _rows_without_speed() -> tuple[Offer, ...]:
             price_source="",
             dies_by_itself=terms.dies_by_itself,
         )
-        for kind, facts in _catalog()["unmeasured"].items()
+        for kind, facts in _read_catalog()["unmeasured"].items()
     )
 
 
@@ -263,7 +263,7 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
     count = int(match[1] or 1)
     typed = match[2]
     memory = match[3]
-    gpu = _known_name(typed, f"{name} {text!r}", count)
+    gpu = _correct_name(typed, f"{name} {text!r}", count)
     if count < 1:
         raise UsageError("gpu.none", f"{name} {text!r} asks for 0 GPUs.", hint=f"Write 1x{gpu}, or cpu.")
     if memory is not None:
@@ -287,7 +287,7 @@ def demand_one_node(need: GpuNeed | None) -> None:
     raise UsageError("gpu.nodes", what, hint=f"Request one node: --gpu {single}. For a cluster, add --provider slurm.")
 
 
-def _known_name(typed: str, where: str, count: int) -> str:
+def _correct_name(typed: str, where: str, count: int) -> str:
     """Return the catalogue's spelling of a GPU's name; UsageError, with a suggestion, if it is unknown."""
     known = {name.lower(): name for name in (*card_names().values(), "any")}
     plain = typed.lower().replace(" ", "")
@@ -312,7 +312,7 @@ def catalogue_words() -> str:
 
 def catalogue_offers(request: Request, need: GpuNeed) -> list[Offer]:
     """Return the catalogue's offers for a need in the requested clouds and region; NoOffer if there are none."""
-    clouds = _clouds(request)
+    clouds = _list_clouds(request)
     offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
     if not offers:
         sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, clouds))
@@ -322,7 +322,7 @@ def catalogue_offers(request: Request, need: GpuNeed) -> list[Offer]:
             what = f"The catalogue has no price for {need}"
             hint = "RunPod reports one if you add its key (gpurun auth set runpod). The speed is unknown: add --hours."
         raise NoOffer("offer.none", f"{what}.", hint=hint)
-    here = _requested_offers(offers, request)
+    here = _select_requested_offers(offers, request)
     if not here:
         regions = ", ".join(sorted({offer.region for offer in offers}))
         hint = f"The catalogue has: {regions}."
@@ -340,26 +340,26 @@ def list_alternatives(
     """
     own = {offer for offer in offers_for(need) if queried is None or offer.provider in queried}
     rest = [offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)]
-    return _requested_offers(rest, request)
+    return _select_requested_offers(rest, request)
 
 
-def _clouds(request: Request) -> list[str]:
+def _list_clouds(request: Request) -> list[str]:
     return [name for name in request.providers if name != "local"]
 
 
-def _requested_offers(offers: list[Offer], request: Request) -> list[Offer]:
+def _select_requested_offers(offers: list[Offer], request: Request) -> list[Offer]:
     """Return the offers in the requested clouds and region, with a guard key where the user chose one."""
-    clouds, region = _clouds(request), request.choices.region
+    clouds, region = _list_clouds(request), request.choices.region
     here = [offer for offer in offers if not clouds or offer.provider in clouds]
     here = [offer for offer in here if region is None or offer.region in (region, "any")]
     # Some machine types differ only in their name; only the first of them is offered.
     found: dict[tuple[object, ...], Offer] = {}
     for offer in here:
         found.setdefault((offer.provider, offer.label, offer.place, offer.rate_micros_per_hour), offer)
-    return [_with_guard(offer, request) for offer in found.values()]
+    return [_add_guard(offer, request) for offer in found.values()]
 
 
-def _with_guard(offer: Offer, request: Request) -> Offer:
+def _add_guard(offer: Offer, request: Request) -> Offer:
     """Return the offer with a guard key on the machine, if the user chose that and the cloud supports it."""
     words = terms_of(offer.provider).with_guard if request.choices.guard else ""
     return offer.model_copy(update={"dies_by_itself": words}) if words else offer

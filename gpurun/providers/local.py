@@ -108,7 +108,7 @@ class LocalProvider:
 
     def find(self, token: str | None) -> list[Instance]:
         """Return all instances, found by their folders and processes, oldest first."""
-        tokens = {token} if token else self._tokens()
+        tokens = {token} if token else self._list_tokens()
         found = [self.read(name) for name in sorted(tokens)]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
@@ -116,7 +116,7 @@ class LocalProvider:
         """Return an instance by its folder and the process table; Unknown if marks cannot be read."""
         folder = self._folder_of(instance_id)
         crashpoint("before local.read")
-        facts = _facts_in(folder)
+        facts = _read_facts(folder)
         try:
             alive = processes_of(instance_id)
         except UnreadableMarks as error:  # Otherwise a living process could be taken for gone.
@@ -174,14 +174,14 @@ class LocalProvider:
             raise Rejected(f"{token!r} is not the token of a local instance")
         return self._folder / token
 
-    def _tokens(self) -> set[str]:
+    def _list_tokens(self) -> set[str]:
         """Return every token that has a folder. A process without a folder is found only if its token is known."""
         if not self._folder.is_dir():
             return set()
         return {name for name in os.listdir(self._folder) if parse_token(name)}
 
 
-def _facts_in(folder: Path) -> dict[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
     """Return the facts that the guard wrote; {} if their file is missing or malformed."""
     try:
         facts = json.loads((folder / INSTANCE_FILE).read_bytes())

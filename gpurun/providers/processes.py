@@ -32,7 +32,7 @@ def processes_of(token: str) -> list[int]:
     if (PROC / "self" / "environ").exists():
         return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _has_mark(PROC / str(pid), mark)]
     require_readable_marks()
-    return [pid for pid in _listed(mark) if pid != os.getpid()]
+    return [pid for pid in _list_marked(mark) if pid != os.getpid()]
 
 
 @cache
@@ -46,14 +46,14 @@ def require_readable_marks() -> None:
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        if probe.pid not in _listed(f"{MARK}={token}".encode()):
+        if probe.pid not in _list_marked(f"{MARK}={token}".encode()):
             raise UnreadableMarks(f"`{' '.join(_PS)}` does not show the environment of this user's own processes")
     finally:
         probe.kill()
         probe.communicate()
 
 
-def _listed(mark: bytes) -> list[int]:
+def _list_marked(mark: bytes) -> list[int]:
     """Return the ids of the processes that have the mark in the output of ps."""
     try:
         listing = subprocess.run(_PS, env=child_environment(), capture_output=True, check=True).stdout

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     LogIn = Callable[[Cluster, Home, Clock], LoginNode]
 
 
-def _local(home: Home, clock: Clock, choices: Choices) -> Provider:
+def _open_local(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.local import LocalProvider
 
     return LocalProvider(home, clock)
 
 
-def _ssh(home: Home, clock: Clock, choices: Choices) -> Provider:
+def _open_ssh(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.ssh import SshProvider
 
     return SshProvider(home, clock)
 
 
-def _runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
+def _open_runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.runpod.provider import URL, RunPodProvider
 
     key = require_credential("runpod", home).secret
@@ -39,7 +39,7 @@ def _runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
     return RunPodProvider(key, clock, base_url=base_url, spot=choices.spot, region=choices.region)
 
 
-def _lambda(home: Home, clock: Clock, choices: Choices) -> Provider:
+def _open_lambda(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.lambdalabs.provider import URL, LambdaProvider
 
     key = require_credential("lambda", home).secret
@@ -49,13 +49,13 @@ def _lambda(home: Home, clock: Clock, choices: Choices) -> Provider:
     return LambdaProvider(key, clock, base_url=base_url, guard_key=guard_key, turns=home.turns)
 
 
-def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
+def _open_aws(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.aws import AwsProvider
 
     return AwsProvider(clock, region=choices.region, spot=choices.spot)
 
 
-def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
+def _open_slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
     """Open the chosen cluster or, if none was chosen, all clusters, because a run may be on any of them.
 
     Clusters with a faulty table are left out, and the provider reports that they were not queried.
@@ -77,12 +77,12 @@ def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider
 
 
 PROVIDERS: dict[str, Callable[..., Provider]] = {
-    "runpod": _runpod,
-    "lambda": _lambda,
-    "aws": _aws,
-    "slurm": _slurm,
-    "ssh": _ssh,
-    "local": _local,
+    "runpod": _open_runpod,
+    "lambda": _open_lambda,
+    "aws": _open_aws,
+    "slurm": _open_slurm,
+    "ssh": _open_ssh,
+    "local": _open_local,
 }
 
 CLOUDS = ("runpod", "lambda", "aws")

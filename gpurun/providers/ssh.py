@@ -142,7 +142,7 @@ class SshProvider:
 
     def find(self, token: str | None) -> list[Instance]:
         """Return every box that is in use according to this home's records, oldest first."""
-        tokens = [token] if token else self._tokens()
+        tokens = [token] if token else self._list_tokens()
         found = [self.read(name) for name in tokens]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
@@ -153,10 +153,10 @@ class SshProvider:
         try:
             use = _Use.from_json(path.read_bytes())
         except FileNotFoundError:
-            return self._without_record(instance_id, InstanceState.GONE, "")
+            return self._build_unrecorded_instance(instance_id, InstanceState.GONE, "")
         except (OSError, ValidationError) as error:
             reason = f"its record is damaged: {type(error).__name__}"
-            return self._without_record(instance_id, InstanceState.UNKNOWN, reason)
+            return self._build_unrecorded_instance(instance_id, InstanceState.UNKNOWN, reason)
         return Instance(
             id=instance_id,
             provider=self.name,
@@ -179,7 +179,7 @@ class SshProvider:
             fsync_folder(self._folder)  # A record that comes back after a power cut would block the box.
         crashpoint("after ssh.destroy")
 
-    def _without_record(self, token: str, state: InstanceState, reason: str) -> Instance:
+    def _build_unrecorded_instance(self, token: str, state: InstanceState, reason: str) -> Instance:
         return Instance(id=token, provider=self.name, token=token, run="", state=state, said=reason)
 
     def _refuse_if_taken(self, use: _Use) -> None:
@@ -201,7 +201,7 @@ class SshProvider:
             raise Rejected(f"{token!r} is not the token of a box in use")
         return self._folder / f"{token}.json"
 
-    def _tokens(self) -> list[str]:
+    def _list_tokens(self) -> list[str]:
         if not self._folder.is_dir():
             return []
         return sorted(path.stem for path in self._folder.glob("*.json") if parse_token(path.stem))

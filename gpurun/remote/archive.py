@@ -117,7 +117,7 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
             files.append(PackedFile(name, len(source), source))
         else:
             found: list[PackedFile] = []
-            _look(name, str(source.resolve()), allowed, found, refusals)
+            _collect_path(name, str(source.resolve()), allowed, found, refusals)
             # An explicit source for a name takes precedence over a folder's file of that name.
             files += [file for file in found if file.name == name or file.name not in sources]
     if len(files) > MOST_FILES:
@@ -130,21 +130,23 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
     return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
 
 
-def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[RefusedPath]) -> None:
+def _collect_path(
+    name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[RefusedPath]
+) -> None:
     """Add one path, and everything below it, to `files` or to `refusals`."""
     try:
-        reason, facts = _objection_to_name(os.path.basename(path), path in allowed), os.lstat(path)
+        reason, facts = _describe_name_objection(os.path.basename(path), path in allowed), os.lstat(path)
         if reason is None and stat.S_ISDIR(facts.st_mode):
             for below in sorted(os.listdir(path)):
                 if below not in _LEFT_OUT:
-                    _look(f"{name}/{below}", os.path.join(path, below), allowed, files, refusals)
+                    _collect_path(f"{name}/{below}", os.path.join(path, below), allowed, files, refusals)
             return
-        reason = reason or _objection_to_kind(facts.st_mode)
+        reason = reason or _describe_kind_objection(facts.st_mode)
         if reason is None and not os.access(path, os.R_OK):
             reason = ("pack.unreadable", "it cannot be read")
-        file = PackedFile(name, facts.st_size, path, _stamp(facts))
+        file = PackedFile(name, facts.st_size, path, _identify_version(facts))
         if reason is None and path not in allowed:
-            reason = _objection_to_content(file)
+            reason = _describe_content_objection(file)
     except OSError as error:
         reason = ("pack.unreadable", (error.strerror or str(error)).lower())
     if reason is not None:
@@ -153,7 +155,7 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
         files.append(file)
 
 
-def _objection_to_name(name: str, is_allowed: bool) -> tuple[str, str] | None:
+def _describe_name_objection(name: str, is_allowed: bool) -> tuple[str, str] | None:
     """Return why a file with this name must not be uploaded, as error code and reason; None if it may be."""
     if is_named_like_secret(name) and not is_allowed:
         return "pack.secret", "its name suggests that it holds a key or password"
@@ -162,7 +164,7 @@ def _objection_to_name(name: str, is_allowed: bool) -> tuple[str, str] | None:
     return None
 
 
-def _objection_to_kind(mode: int) -> tuple[str, str] | None:
+def _describe_kind_objection(mode: int) -> tuple[str, str] | None:
     """Return why a file with this mode must not be uploaded, as error code and reason; None for a regular file."""
     if stat.S_ISLNK(mode):
         return "pack.link", "it is a symbolic link, and links are never followed"
@@ -171,13 +173,13 @@ def _objection_to_kind(mode: int) -> tuple[str, str] | None:
     return None
 
 
-def _objection_to_content(file: PackedFile) -> tuple[str, str] | None:
+def _describe_content_objection(file: PackedFile) -> tuple[str, str] | None:
     """Return why a file's content must not be uploaded, as error code and reason; None if it may be."""
     found = secret_in(read_blocks(file))
     return ("pack.secret", f"it holds what looks like {found}") if found else None
 
 
-def _stamp(facts: os.stat_result) -> tuple[int, ...]:
+def _identify_version(facts: os.stat_result) -> tuple[int, ...]:
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
@@ -203,28 +205,28 @@ class Pack:
 
         Raise UsageError if the survey has refusals, or if a file has changed since the survey (`pack.changed`).
         """
-        compressor = _compressor(codec)
-        for block in self._tar():
+        compressor = _open_compressor(codec)
+        for block in self._stream_tar():
             if chunk := compressor.compress(block):
                 yield chunk
         yield compressor.flush()
 
     def name(self) -> str:
         """Return the sha256 of the manifest. This reads every file once, and sends nothing."""
-        for _ in self._tar():
+        for _ in self._stream_tar():
             continue
         assert self.manifest_sha256 is not None
         return self.manifest_sha256
 
-    def _tar(self) -> Iterator[bytes]:
+    def _stream_tar(self) -> Iterator[bytes]:
         """Yield the uncompressed tar stream."""
         self.survey.demand_clean()
         self.content_bytes, self.manifest_sha256 = 0, None
         for file in self.survey.files:
-            yield from self._entry(file)
+            yield from self._stream_entry(file)
         manifest = self.manifest()
         padding = bytes(-len(manifest) % tarfile.BLOCKSIZE)
-        yield _header(MANIFEST_NAME, len(manifest)) + manifest + padding + bytes(2 * tarfile.BLOCKSIZE)
+        yield _build_header(MANIFEST_NAME, len(manifest)) + manifest + padding + bytes(2 * tarfile.BLOCKSIZE)
 
     def manifest(self) -> bytes:
         """Return the manifest, once every file is known. Set `manifest_sha256` to its sha256."""
@@ -233,9 +235,9 @@ class Pack:
         self.manifest_sha256 = hashlib.sha256(content).hexdigest()
         return content
 
-    def _entry(self, file: PackedFile) -> Iterator[bytes]:
+    def _stream_entry(self, file: PackedFile) -> Iterator[bytes]:
         """Yield the header, content and padding of one file, which is read once."""
-        yield _header(file.name, file.bytes)
+        yield _build_header(file.name, file.bytes)
         digest = hashlib.sha256()
         for block in read_blocks(file):
             digest.update(block)
@@ -256,11 +258,11 @@ def demand_unchanged(file: PackedFile) -> None:
     """Raise UsageError `pack.changed` if the file has changed since the survey."""
     if isinstance(file.source, str):
         try:
-            same = _stamp(os.lstat(file.source)) == file.seen
+            same = _identify_version(os.lstat(file.source)) == file.seen
         except OSError:
             same = False
         if not same:
-            raise _changed(file.source)
+            raise _changed_file_error(file.source)
 
 
 def content_at(file: PackedFile, offset: int, size: int) -> bytes:
@@ -276,13 +278,13 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
             while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
                 content += more
             # This is checked after reading, so that an earlier change is noticed too.
-            if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
-                raise _changed(file.source)
+            if len(content) != size or _identify_version(os.fstat(descriptor)) != file.seen:
+                raise _changed_file_error(file.source)
         finally:
             os.close(descriptor)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EACCES):
-            raise _changed(file.source) from error
+            raise _changed_file_error(file.source) from error
         what = f"{file.source} cannot be read: {error.strerror}."
         raise UsageError(
             "pack.unreadable", what, hint="Check the disk that holds the file, then run the command again."
@@ -290,7 +292,7 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
     return content
 
 
-def _changed(path: str) -> UsageError:
+def _changed_file_error(path: str) -> UsageError:
     return UsageError(
         "pack.changed",
         f"{path} changed while it was being packed.",
@@ -298,7 +300,7 @@ def _changed(path: str) -> UsageError:
     )
 
 
-def _header(name: str, size: int) -> bytes:
+def _build_header(name: str, size: int) -> bytes:
     """Return a file's tar header. Everything in it except name and size is the same for every file."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
@@ -311,7 +313,7 @@ class _Compressor(Protocol):
     def flush(self) -> bytes: ...
 
 
-def _compressor(codec: Codec) -> _Compressor:
+def _open_compressor(codec: Codec) -> _Compressor:
     if codec == "gzip":
         return zlib.compressobj(_GZIP_LEVEL, wbits=31)
     import zstandard
@@ -332,14 +334,14 @@ def secret_in(blocks: Iterable[bytes]) -> str:
     opener = next((opener for magic, opener in forms.PACKED.items() if first.startswith(magic)), None)
     stream = chain([first], stream)
     is_wide, tail = first.startswith(forms.UTF_16), b""
-    for block in stream if opener is None else _unpacked(opener, stream):
+    for block in stream if opener is None else _decompress_blocks(opener, stream):
         tail = tail[-forms.OVERLAP_BYTES :] + (block.replace(b"\0", b"") if is_wide else block)
-        if found := _form_in(tail):
+        if found := _find_key_kind(tail):
             return found
     return ""
 
 
-def _form_in(content: bytes) -> str:
+def _find_key_kind(content: bytes) -> str:
     """Return the kind of key in some bytes, "" if there is none."""
     if b"\0" in content:
         return forms.PRIVATE_KEY if _has_private_key(content) else ""
@@ -378,7 +380,7 @@ class _Blocks(io.RawIOBase):
         return len(piece)
 
 
-def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _decompress_blocks(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the decompressed content, at most MOST_UNPACKED_BYTES. If the file is damaged, stop without an error."""
     with opener(io.BufferedReader(_Blocks(blocks))) as file:
         for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):

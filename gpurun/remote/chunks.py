@@ -79,20 +79,20 @@ class Parts:
         """Return one part; none may be skipped. Raise UsageError `pack.changed` if a file differs from the survey."""
         if index > len(self.digests):
             raise ValueError(f"part {index} is read before part {len(self.digests)}")
-        pieces = [(file, offset, content_at(file, offset, size)) for file, offset, size in self._places(index)]
+        pieces = [(file, offset, content_at(file, offset, size)) for file, offset, size in self._find_ranges(index)]
         content = pieces[0][2] if len(pieces) == 1 else b"".join(piece for _, _, piece in pieces)
         sha256 = hashlib.sha256(content).hexdigest()
         if index == len(self.digests):
             self.digests.append(sha256)
             for file, offset, piece in pieces:
-                self._learn(file, offset, piece)
+                self._add_to_digest(file, offset, piece)
         return Part(index, len(content), sha256, content)
 
     def size_of(self, index: int) -> int:
         """Return the length of a part in bytes."""
         return min(self.part_bytes, self.total_bytes - index * self.part_bytes)
 
-    def _learn(self, file: PackedFile, offset: int, piece: bytes) -> None:
+    def _add_to_digest(self, file: PackedFile, offset: int, piece: bytes) -> None:
         """Add the next piece of a file to the file's own digest."""
         if offset == 0:
             self._file_digest = hashlib.sha256()
@@ -100,7 +100,7 @@ class Parts:
         if offset + len(piece) == file.bytes:
             self._known[file.name] = self._file_digest.hexdigest()
 
-    def _places(self, index: int) -> Iterator[tuple[PackedFile, int, int]]:
+    def _find_ranges(self, index: int) -> Iterator[tuple[PackedFile, int, int]]:
         """Yield the ranges of files that form a part: the file, the offset in the file, and the number of bytes."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self._starts, start) - 1

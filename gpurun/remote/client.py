@@ -106,8 +106,8 @@ class FarSide:
 
     def install_agent(self) -> None:
         """Upload the agent, and check its digest on the machine."""
-        self._put("agent.pyz", agent_zip())
-        if words := self._agent_amiss():
+        self._put_file("agent.pyz", agent_zip())
+        if words := self._find_agent_fault():
             raise FarRefusal("agent_damaged", f"agent.pyz arrived damaged: {words}")
 
     def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> MachineFacts:
@@ -133,11 +133,11 @@ class FarSide:
 
         Raise FarRefusal NODES_SILENT if not all nodes reply.
         """
-        self._put("network.py", program)
+        self._put_file("network.py", program)
         words = [*EACH_NODE, python, "-m", TORCHRUN, f"--nproc-per-node={processes_per_node}", "network.py"]
         reply = self._machine.call(["sh", *words, "--seconds", repr(seconds)], timeout_s=_START_S + seconds)
         if reply.exit_code != 0:
-            raise FarRefusal(NODES_SILENT, f"Not all nodes answered: {_words(reply.stderr)}")
+            raise FarRefusal(NODES_SILENT, f"Not all nodes answered: {_quote_last_words(reply.stderr)}")
         return parse_message(LinkSpeed, reply.stdout.strip().rpartition(b"\n")[2])
 
     def unpack(
@@ -157,7 +157,7 @@ class FarSide:
         If it was, the call can only shorten its lease. Raise FarRefusal `other_job` if a job with another run, argv,
         cwd or env was started.
         """
-        self._put("job.json", canonical(dict(job)))
+        self._put_file("job.json", canonical(dict(job)))
         return parse_message(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
     def hand_secrets(self, secrets: Mapping[str, str]) -> None:
@@ -165,15 +165,15 @@ class FarSide:
         far = self if self._private is None else FarSide(self._private, self._python)
         far.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
 
-    def _agent_amiss(self) -> str:
+    def _find_agent_fault(self) -> str:
         """Check the uploaded agent's digest. Return "" if it is right, else the output of the check."""
-        reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
+        reply = self._run_python(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
         is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
-        return "" if is_same else _words(reply.stderr)
+        return "" if is_same else _quote_last_words(reply.stderr)
 
     def let_push(self, order: bytes) -> None:
         """Give the agent an order with secret URLs for pushing checkpoints. It replaces an earlier order."""
-        self._put("agent/push.json", order)
+        self._put_file("agent/push.json", order)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
         """Return the job's status, and a chunk of each requested file.
@@ -187,7 +187,7 @@ class FarSide:
         for piece in answer.chunks:
             if piece.name not in wants or piece.name in chunks:
                 raise FarRefusal("nonsense", "The instance sent a file that was not requested.")
-            data = _cut(content, at, piece, *wants[piece.name])
+            data = _extract_piece(content, at, piece, *wants[piece.name])
             chunks[piece.name] = Chunk(piece.offset, data, piece.size)
             at += len(data)
         if at != len(content) or set(chunks) != set(wants):
@@ -229,7 +229,7 @@ class FarSide:
         line, content = self.ask("setup", *options)
         answer = parse_message(SetUp, line)
         if answer.state == "none":
-            self._put("setup.sh", script)
+            self._put_file("setup.sh", script)
             line, content = self.ask("setup", "--limit", repr(float(limit_s)), *options)
             answer = parse_message(SetUp, line)
         if answer.bytes != len(content) or answer.bytes > most:
@@ -242,7 +242,7 @@ class FarSide:
         With `keep_results` the trainer's outputs stay, and with `keep_work` a command's own folder. The call may be
         repeated, also on a full disk, because the agent is uploaded only if it is missing or damaged.
         """
-        if self._agent_amiss():
+        if self._find_agent_fault():
             self.install_agent()
         names = [name for name, is_kept in (("out", keep_results), ("bundle", keep_work)) if is_kept]
         kept = ("--keep", ",".join(names)) if names else ()
@@ -316,7 +316,7 @@ class FarSide:
         """Return the round-trip time in seconds."""
         return self._machine.round_trip_s
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _put_file(self, name: str, content: bytes) -> None:
         """Write a file to the root of the run's folder."""
         crashpoint("before far.put")
         self._machine.put(name, content)
@@ -338,16 +338,16 @@ class FarSide:
         flags = ["-I"] if site else ["-I", "-S"]
         crashpoint(f"before far.{verb}")
         words = [*flags, "agent.pyz", verb, "--root", ".", *options]
-        reply = self._run(words, stdin=stdin, sink=sink, timeout_s=timeout_s)
+        reply = self._run_python(words, stdin=stdin, sink=sink, timeout_s=timeout_s)
         crashpoint(f"after far.{verb}")
         line, _, content = reply.stdout.partition(b"\n") if sink is None else (bytes(sink.line), b"", b"")
         if reply.exit_code != 0:
             raise refusal_in(line) or FarRefusal(
-                "broken", f"The agent ended with {reply.exit_code} on {verb}: {_words(reply.stderr)}"
+                "broken", f"The agent ended with {reply.exit_code} on {verb}: {_quote_last_words(reply.stderr)}"
             )
         return line, content
 
-    def _run(
+    def _run_python(
         self,
         words: list[str],
         *,
@@ -392,7 +392,7 @@ def lanes_for(round_trip_s: float) -> int:
     return min(MOST_LANES, 2 + int(max(0.0, round_trip_s - DELAYED_ANSWER_S) / 0.012))
 
 
-def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
+def _extract_piece(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
     """Return the bytes of a piece that begins at `at`. Raise FarRefusal `nonsense` if another piece was requested."""
     data = content[at : at + piece.bytes]
     if piece.offset != offset or piece.bytes > most or len(data) != piece.bytes:
@@ -400,7 +400,7 @@ def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes
     return data
 
 
-def _words(stderr: bytes) -> str:
+def _quote_last_words(stderr: bytes) -> str:
     """Return the end of a program's error output."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
 

@@ -80,11 +80,11 @@ def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
             if has_content(target, expected):  # This process waited while another one downloaded the file.
                 partial.remove()
                 return target
-            _fill(partial, expected, pulls, room=lambda: room_in(into))
+            _fill_partial(partial, expected, pulls, room=lambda: room_in(into))
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
-        raise _cannot_store(target, expected, error) from error
+        raise _cannot_store_error(target, expected, error) from error
     return target
 
 
@@ -113,7 +113,7 @@ def room_in(folder: Path) -> int:
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
 
-def _fill(partial: Partial, expected: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
+def _fill_partial(partial: Partial, expected: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
     """Complete the partial file. If its digest stays wrong, discard its content and raise CollectFailed."""
     for _ in range(1 + _REFETCHES):
         before = -1
@@ -147,7 +147,7 @@ class Fetching:
     def run(self) -> None:
         """Download every missing range. Raise MachineLost if some are still missing because all lanes failed."""
         threads = [threading.Thread(target=self._pull_ranges, args=(pull,), daemon=True) for pull in self._pulls]
-        syncing = threading.Thread(target=self._sync, daemon=True)
+        syncing = threading.Thread(target=self._sync_repeatedly, daemon=True)
         for thread in (*threads, syncing):
             thread.start()
         try:
@@ -166,7 +166,7 @@ class Fetching:
         if self._lost is not None and self._todo:
             raise self._lost
 
-    def _sync(self) -> None:
+    def _sync_repeatedly(self) -> None:
         """Sync the arrived bytes to disk repeatedly: the last sync is then short, and a power failure loses little."""
         while not self._stop.wait(SYNC_S):
             try:
@@ -232,7 +232,7 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The download was stopped.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, expected: WantedFile, error: OSError) -> StoreFull:
+def _cannot_store_error(target: Path, expected: WantedFile, error: OSError) -> StoreFull:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",

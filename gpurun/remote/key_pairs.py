@@ -31,8 +31,8 @@ def make_keys(folder: Path) -> RunKeys:
     """
     make_private(folder)
     with exclusive(folder / ".lock"):
-        client_public, _ = _pair(folder, "client")
-        host_public, host_private = _pair(folder, "host")
+        client_public, _ = _load_or_create_pair(folder, "client")
+        host_public, host_private = _load_or_create_pair(folder, "host")
     return RunKeys(client_public=client_public, host_public=host_public, host_private=SecretStr(host_private))
 
 
@@ -50,14 +50,14 @@ def fingerprint(public: str) -> str:
     """
     words = public.split()
     if len(words) == 1 and words[0].startswith(_DIGEST):
-        digest = _decoded(words[0].removeprefix(_DIGEST))
+        digest = _decode_base64(words[0].removeprefix(_DIGEST))
         if digest is not None and len(digest) == hashlib.sha256().digest_size:
-            return _digest_text(digest)
+            return _format_digest(digest)
     elif len(words) > 1:
-        blob = _decoded(words[1])
+        blob = _decode_base64(words[1])
         kind = words[0].encode()
         if blob is not None and blob.startswith(len(kind).to_bytes(4, "big") + kind):
-            return _digest_text(hashlib.sha256(blob).digest())
+            return _format_digest(hashlib.sha256(blob).digest())
     raise UsageError(
         "host_key.malformed",
         f"{public[:200]!r} is not a host key.",
@@ -69,10 +69,10 @@ def fingerprint(public: str) -> str:
 def public_part(path: Path) -> bytes | None:
     """Return the key in a public file (KEY.pub), which selects one of an agent's keys; None for any other file."""
     try:
-        words = _text(path.read_bytes()).split()
+        words = _decode_text(path.read_bytes()).split()
     except OSError:
         return None
-    return _decoded(words[1]) if len(words) > 1 and words[0].startswith(_PUBLIC) else None
+    return _decode_base64(words[1]) if len(words) > 1 and words[0].startswith(_PUBLIC) else None
 
 
 def private_key(path: Path) -> tuple[str, str]:
@@ -82,11 +82,11 @@ def private_key(path: Path) -> tuple[str, str]:
     """
     why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
     try:
-        text = _text(path.read_bytes())
+        text = _decode_text(path.read_bytes())
         if text.startswith("PuTTY-"):
             why, hint = "is PuTTY's", f"Convert it to OpenSSH's form: puttygen {path} -O private-openssh -o NEW"
         else:
-            return _as_openssh(text)
+            return _convert_to_openssh(text)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except TypeError:
@@ -96,13 +96,13 @@ def private_key(path: Path) -> tuple[str, str]:
     raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
 
 
-def _text(content: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     """Return the text of a file, which may be from a Windows editor."""
     is_wide = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
-def _as_openssh(text: str) -> tuple[str, str]:
+def _convert_to_openssh(text: str) -> tuple[str, str]:
     """Return a private key's type, and its text in OpenSSH's format. Raise TypeError if it has a passphrase."""
     from cryptography.hazmat.primitives import serialization as form
 
@@ -113,7 +113,7 @@ def _as_openssh(text: str) -> tuple[str, str]:
     return public.split()[0].decode("ascii"), plain.decode("ascii")
 
 
-def _pair(folder: Path, name: str) -> tuple[str, str]:
+def _load_or_create_pair(folder: Path, name: str) -> tuple[str, str]:
     """Return the public line and the private text of one key. A missing key is created."""
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -136,7 +136,7 @@ def _pair(folder: Path, name: str) -> tuple[str, str]:
     return line, private.decode("ascii")
 
 
-def _decoded(text: str) -> bytes | None:
+def _decode_base64(text: str) -> bytes | None:
     """Return the decoded base64, with or without its padding; None if it is invalid."""
     try:
         return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
@@ -144,5 +144,5 @@ def _decoded(text: str) -> bytes | None:
         return None
 
 
-def _digest_text(digest: bytes) -> str:
+def _format_digest(digest: bytes) -> str:
     return _DIGEST + base64.b64encode(digest).decode("ascii").rstrip("=")

@@ -57,7 +57,7 @@ class Partial:
             os.close(self._content)
             raise
         self._digest, self._digested = hashlib.sha256(), 0
-        self._have = self._noted()
+        self._have = self._read_noted_ranges()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -85,12 +85,12 @@ class Partial:
         """Record that this range was written."""
         os.write(self._list, b"%d %d\n" % (offset, length))
         with self._lock:  # Readers need no lock: the list is replaced, never changed.
-            self._have = _merged([*self._have, (offset, offset + length)])
+            self._have = _merge_ranges([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
         """Delete all arrived content."""
         os.ftruncate(self._content, 0)
-        self._note_again([])
+        self._rewrite_notes([])
         self._have = []
         self._digest = hashlib.sha256()
         self._digested = 0
@@ -130,7 +130,7 @@ class Partial:
         for path in (self._list_path, self._path):
             path.unlink(missing_ok=True)
 
-    def _noted(self) -> list[tuple[int, int]]:
+    def _read_noted_ranges(self) -> list[tuple[int, int]]:
         """Return the ranges in the list that are still valid, and prepare the list for more."""
         with open(os.dup(self._list), "rb") as file:
             file.seek(0)
@@ -140,15 +140,15 @@ class Partial:
             text = text[: max((int(found[1]) for found in _SYNCED.finditer(text)), default=0)]
         here_bytes = min(self._size_bytes, os.fstat(self._content).st_size)
         pieces = [(int(found[1]), int(found[1]) + int(found[2])) for found in _PIECE.finditer(text)]
-        have = _merged([piece for piece in pieces if piece[1] <= here_bytes])
+        have = _merge_ranges([piece for piece in pieces if piece[1] <= here_bytes])
         if not is_this_boot:
-            self._note_again(have)
+            self._rewrite_notes(have)
         elif not text.endswith(b"\n"):
             os.write(self._list, b"\n")  # A killed process left an incomplete line.
         os.ftruncate(self._content, here_bytes)
         return have
 
-    def _note_again(self, on_disk: list[tuple[int, int]]) -> None:
+    def _rewrite_notes(self, on_disk: list[tuple[int, int]]) -> None:
         """Replace the list by one that has only the ranges on disk."""
         text = _boot_line() + b"".join(b"%d %d\n" % (start, end - start) for start, end in on_disk)
         os.ftruncate(self._list, 0)
@@ -232,7 +232,7 @@ class Taker:
             self._start, self._length = self._start + self._length, 0
 
 
-def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the ranges in order, without overlaps."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(extents):

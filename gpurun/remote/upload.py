@@ -80,12 +80,12 @@ def send_pack(
     upload = _Upload(far, pack, codec, on_progress, clock or SystemClock(), timeout_s)
     held = upload.begin(Parts(pack.survey.files, pack.known), "ask")
     if held:
-        upload.begin(Parts(_not_held(pack, held), pack.known), "settled")
+        upload.begin(Parts(_list_missing_files(pack, held), pack.known), "settled")
     upload.send_parts()
     return upload.settle()
 
 
-def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
+def _list_missing_files(pack: Pack, held: set[str]) -> list[PackedFile]:
     """Return the files whose sha256 is not in `held`. Files whose sha256 is unknown are read for it."""
     for file in pack.survey.files:
         if file.name not in pack.known:
@@ -149,7 +149,7 @@ class _Upload:
         """
         options = ("--held", held, "--sha256", self._parts.layout_sha256)
         line, content = self._far.ask(
-            "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
+            "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._compute_left_s()
         )
         begun = parse_message(BeginAnswer, line)
         if begun.sha256 != hashlib.sha256(content).hexdigest():
@@ -165,14 +165,14 @@ class _Upload:
         If no part arrived in a round, raise the error of that round.
         """
         while self._todo:
-            self._carry()
+            self._send_all_parts()
             if self._error is not None:
                 raise self._error
             left = sorted({*self._todo, *self._unsure})
             if left and self._trouble is not None:
                 trouble, before = self._trouble, len(self._there)
                 self.begin(self._parts, "settled")
-                if len(self._there) <= before or self._left_s() <= 0:
+                if len(self._there) <= before or self._compute_left_s() <= 0:
                     raise trouble
             self._todo = deque(left)
             self._unsure = []
@@ -186,7 +186,7 @@ class _Upload:
             demand_unchanged(file)
         content = canonical(self._parts.digests) + b"\n" + self._pack.manifest()
         options = ("--layout", self._parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest())
-        limit_s = max(QUICK_S, self._left_s())
+        limit_s = max(QUICK_S, self._compute_left_s())
         line, _ = self._ask_and_report(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
         shipped = parse_message(Shipped, line)
         if shipped.manifest_sha256 != self._pack.manifest_sha256:
@@ -203,20 +203,20 @@ class _Upload:
             except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
                 answer.set_exception(error)
 
-        self._wait([_thread(work)])
+        self._wait_for_lanes([_start_thread(work)])
         return answer.result()
 
-    def _carry(self) -> None:
+    def _send_all_parts(self) -> None:
         """Let the lanes send all missing parts, and wait for the lanes."""
-        lanes = [_thread(self._send_over, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
+        lanes = [_start_thread(self._send_over, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
         try:
-            self._wait(lanes)
+            self._wait_for_lanes(lanes)
         finally:
             self._far.close_lanes()
             for thread in lanes:
                 thread.join()
 
-    def _wait(self, threads: list[threading.Thread]) -> None:
+    def _wait_for_lanes(self, threads: list[threading.Thread]) -> None:
         """Wait for the threads' end. An exception of `on_progress` ends their work, and is raised."""
         try:
             for thread in threads:
@@ -235,14 +235,14 @@ class _Upload:
         while not self._is_stopped and fruitless < MOST_FRUITLESS:
             taken: list[int] = []
             try:
-                part = self._next(taken)
+                part = self._take_next_part(taken)
                 if part is None:
                     return
-                if self._left_s() <= 0:
+                if self._compute_left_s() <= 0:
                     raise MachineLost("There was no time left to send the rest.")
-                frames, part = self._frames(part, taken), None
+                frames, part = self._stream_frames(part, taken), None
                 options = ("--sha256", self._parts.layout_sha256, "--codec", self._codec)
-                line, _ = lane.ask("receive", *options, stdin=frames, site=True, timeout_s=self._left_s())
+                line, _ = lane.ask("receive", *options, stdin=frames, site=True, timeout_s=self._compute_left_s())
                 parse_message(Received, line)
             except (_Stopped, MachineLost, FarRefusal) as error:
                 self._unsure.extend(taken)
@@ -253,7 +253,7 @@ class _Upload:
             except BaseException as error:  # noqa: BLE001 - raised again in `send_parts`, on the caller's thread
                 self._fail(error)
 
-    def _frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
+    def _stream_frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
         """Yield the stream of a lane: each part with its head, and then the end."""
         while part is not None:
             data = compress_part(part.content, self._codec)
@@ -263,10 +263,10 @@ class _Upload:
             part = None  # A lane that waits keeps no part in memory.
             yield head
             yield data
-            part = self._next(taken, IDLE_S)
+            part = self._take_next_part(taken, IDLE_S)
         yield END_OF_PARTS
 
-    def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
+    def _take_next_part(self, taken: list[int], wait_s: float = -1) -> Part | None:
         """Return the next missing part, and add its index to `taken`.
 
         Return None if no part is left, or if other lanes read for longer than `wait_s` seconds (-1: no limit).
@@ -278,22 +278,22 @@ class _Upload:
                 if self._is_stopped:
                     raise _Stopped
                 index = self._todo[0]
-                part = None if self._has(index) else self._parts.read(index)
+                part = None if self._has_part(index) else self._parts.read(index)
                 self._todo.popleft()
                 before_bytes = self._held_bytes + index * self._parts.part_bytes
                 self._pack.content_bytes = max(self._pack.content_bytes, before_bytes)
-                if part is not None and not self._has(index):
+                if part is not None and not self._has_part(index):
                     taken.append(index)
                     return part
             return None
         finally:
             self._reading.release()
 
-    def _has(self, index: int) -> bool:
+    def _has_part(self, index: int) -> bool:
         """Return whether the machine has this part with the digest that was read on this computer."""
         return index < len(self._parts.digests) and self._there.get(index) == self._parts.digests[index]
 
-    def _left_s(self) -> float:
+    def _compute_left_s(self) -> float:
         return self._end_mono - self._clock.monotonic()
 
     def _fail(self, error: BaseException) -> None:
@@ -301,7 +301,7 @@ class _Upload:
         self._is_stopped = True
 
 
-def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+def _start_thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     thread.start()
     return thread

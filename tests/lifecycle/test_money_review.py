@@ -268,7 +268,7 @@ def test_a_call_that_hangs_at_the_end_leaves_time_to_destroy(world: World, monke
         ends.append(end_mono)
         raise MachineLost("no answer")
 
-    monkeypatch.setattr(RemoteMachine, "_connected", hangs)
+    monkeypatch.setattr(RemoteMachine, "_ensure_connection", hangs)
     folder, address = world.home.run("fox-41"), Address(kind="ssh", host="127.0.0.1", port=22, user="me")
     make_keys(folder.ssh)
     deadline_wall, ask_mono = clock.wall() + 500, clock.monotonic() + 500 - world.plan.lease.destroy_s

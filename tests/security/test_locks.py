@@ -182,10 +182,10 @@ def test_threads_asking_aws_at_once_share_a_session_and_client(what: str, monkey
     monkeypatch.setitem(sys.modules, "boto3", sdk)
     monkeypatch.setitem(sys.modules, "botocore.config", config)
     line = wire.AwsClients(VirtualClock())
-    work = line._opened if what == "session" else lambda: line._client("ec2", "us-east-1")
+    work = line._open_session if what == "session" else lambda: line._get_client("ec2", "us-east-1")
     if what == "client":
         with suppress(Exception):
-            line._opened()
+            line._open_session()
         made.clear()
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:

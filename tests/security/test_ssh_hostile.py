@@ -499,7 +499,7 @@ def test_a_huge_packet_is_not_waited_for_after_login_either(keys: Path) -> None:
 def test_a_server_that_sends_more_than_its_window_is_cut_off() -> None:
     """The library trusts a server to respect the window, and would keep all that it sends in memory."""
     channel = SimpleNamespace(in_buffer=b"x" * 60, in_stderr_buffer=b"x" * 40, in_window_size=100)
-    take = transport._bounded(lambda *_: None)
+    take = transport._add_limit(lambda *_: None)
     take(channel, None)
     for more in ("in_buffer", "in_stderr_buffer"):
         over = SimpleNamespace(**{**vars(channel), more: getattr(channel, more) + b"x"})

@@ -280,7 +280,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/ledger/signing.py": (("keys[keyid].verify(made, message)", "pass"),),
     "gpurun/remote/archive.py": (
-        ("len(content) != size or _stamp(os.fstat(descriptor)) != file.seen", "len(content) != size"),
+        ("len(content) != size or _identify_version(os.fstat(descriptor)) != file.seen", "len(content) != size"),
         ("self.survey.demand_clean()", "pass"),
     ),
     "gpurun/remote/resumable_file.py": (

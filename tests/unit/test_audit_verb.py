@@ -104,7 +104,7 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
     def forbidden(path: Path) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr("gpurun.ledger.audit.strict_lines._split", forbidden)
+    monkeypatch.setattr("gpurun.ledger.audit.strict_lines._split_lines", forbidden)
     code, said, _ = gpurun("audit", "--json")
     assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
     code, said, _ = gpurun("doctor", "--json")

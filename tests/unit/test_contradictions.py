@@ -17,7 +17,7 @@ from gpurun.core.journal_records import Record
 from gpurun.core.paths import Home
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.audit import AuditRow, audit
-from gpurun.ledger.audit.contradictions import _listen, _Rates, _step_problems, contradictions
+from gpurun.ledger.audit.contradictions import _Rates, _read_events, _step_problems, contradictions
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
 from tests.refusals import lacking
@@ -285,7 +285,7 @@ def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reac
     )  # fmt: skip
     plan = {"resolved": {"train": {"log_every": 10}}}
     receipt = {"training": {"outcome": "lost"}, "checkpoint": {"files": []}, "asked": {}}
-    problems = list(_step_problems(_listen(folder), [record], receipt, plan))
+    problems = list(_step_problems(_read_events(folder), [record], receipt, plan))
     assert problems == ["the events have no loss of step 50, which the trainer reports"] * accused
 
 

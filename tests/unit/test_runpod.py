@@ -35,7 +35,7 @@ from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.runpod import RunPodProvider, graphql, spot
 from gpurun.providers.runpod.parse import judge_create_answer, money, rate, refusal_in_words
 from gpurun.providers.runpod.pods import IMAGE, parse_pod
-from gpurun.providers.runpod.provider import _next_page, _user_of
+from gpurun.providers.runpod.provider import _parse_next_page, _parse_user_id
 from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
 from tests.emulators.runpod.catalog import single
@@ -302,10 +302,12 @@ def test_a_mark_that_nobody_tells_is_not_made_up(cloud: RunPodEmulator, clock: V
 
 
 def test_a_graphql_that_is_out_of_order_is_not_one_that_says_no() -> None:
-    assert _user_of({"errors": [{"message": "You do not have permission"}], "data": None}) == ""
-    assert _user_of({"data": {"myself": None}}) == ""
+    assert _parse_user_id({"errors": [{"message": "You do not have permission"}], "data": None}) == ""
+    assert _parse_user_id({"data": {"myself": None}}) == ""
     with pytest.raises(Unknown):
-        _user_of({"errors": [{"message": "Something went wrong", "extensions": {"code": "INTERNAL_SERVER_ERROR"}}]})
+        _parse_user_id(
+            {"errors": [{"message": "Something went wrong", "extensions": {"code": "INTERNAL_SERVER_ERROR"}}]}
+        )
 
 
 def test_the_data_centres_are_the_catalogues(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
@@ -413,7 +415,7 @@ def test_a_page_that_fails_leaves_no_half_list(cloud: RunPodEmulator, runpod: Ru
     ],
 )
 def test_a_cursor_is_known_under_its_usual_names(page: dict[str, Any], expected: tuple[str, bool]) -> None:
-    assert _next_page(page) == expected
+    assert _parse_next_page(page) == expected
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.HTML_AFTER, Fault.BLANK_AFTER, Fault.DROP_RESPONSE])

@@ -84,7 +84,7 @@ def test_a_run_of_white_space_may_be_of_any_length(gpt2: Gpt2Tokenizer) -> None:
 
 
 def test_no_vocabulary_trains_on_a_word_that_takes_minutes() -> None:
-    given = list(bpe._sample(["x" + " " * 100_000, "and words " * 10_000]))
+    given = list(bpe._sample_pieces(["x" + " " * 100_000, "and words " * 10_000]))
     assert sum(map(len, given)) == 200_001
     assert max(len(word) for piece in given for word in re.findall(r"\s+|\S+", piece)) <= 4096
 

@@ -59,7 +59,7 @@ def normalised_url(url: str) -> str:
 def url_key(url: str) -> int:
     """Return 64 bits that identify an address; NO_KEY if there is none."""
     address = normalised_url(url)
-    return int.from_bytes(hashlib.sha256(_bytes(address)).digest()[:8], "little") or 1 if address else NO_KEY
+    return int.from_bytes(hashlib.sha256(_encode_text(address)).digest()[:8], "little") or 1 if address else NO_KEY
 
 
 def text_key(text: str) -> int:
@@ -76,11 +76,11 @@ def signature(text: str) -> np.ndarray:
     for piece in tokenizers.cut_for_encoding(text):
         words = before + _WORD.findall(piece.casefold())
         runs = map(" ".join, zip(*(words[i:] for i in range(RUN_WORDS)), strict=False))
-        while batch := {_bytes(run) for run in islice(runs, _BATCH)}:
+        while batch := {_encode_text(run) for run in islice(runs, _BATCH)}:
             minhash.update_batch(batch)
         before = words if len(words) < RUN_WORDS else words[1 - RUN_WORDS :]
     if 0 < len(before) < RUN_WORDS and minhash.is_empty():
-        minhash.update(_bytes(" ".join(before)))
+        minhash.update(_encode_text(" ".join(before)))
     return np.asarray(minhash.hashvalues, dtype=np.uint32)
 
 
@@ -103,7 +103,7 @@ def band_keys(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     return keys
 
 
-def _bytes(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 

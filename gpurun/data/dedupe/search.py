@@ -52,7 +52,7 @@ def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: 
             if kind == "near":
                 corpus.compare(documents, groups)
             else:
-                corpus.note(documents, _first_of_group(documents, groups))
+                corpus.note(documents, _find_first_of_group(documents, groups))
         counts[kind] += corpus.gone() - went
         say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents dropped")
     if "near" in counts:
@@ -92,7 +92,7 @@ class _Corpus:
         """
         parts = np.uint64(-(-self.documents // _KEYS_AT_ONCE))
         for part in range(int(parts)):
-            keys, numbers = self._part(column, np.uint64(part), parts)
+            keys, numbers = self._select_part(column, np.uint64(part), parts)
             order = np.argsort(keys, kind="stable")
             keys, numbers = keys[order], numbers[order]
             begins = np.ones(len(keys), dtype=bool)
@@ -102,7 +102,7 @@ class _Corpus:
             if not alone.all():
                 yield numbers[~alone], np.cumsum(begins[~alone]) - 1
 
-    def _part(self, column: int, part: np.uint64, parts: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+    def _select_part(self, column: int, part: np.uint64, parts: np.uint64) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys in one part of the key space and their documents, without the documents already dropped."""
         keys, numbers = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for file, start in zip(self._files, self._starts, strict=False):
@@ -117,7 +117,7 @@ class _Corpus:
     def compare(self, documents: np.ndarray, groups: np.ndarray) -> None:
         """In each group, drop the documents similar to the first document; repeat this with the rest of the group."""
         for _ in range(_MOST_LEADERS):
-            leaders = _first_of_group(documents, groups)
+            leaders = _find_first_of_group(documents, groups)
             others = np.flatnonzero(documents != leaders)
             if not len(others):
                 return
@@ -130,11 +130,11 @@ class _Corpus:
     def _are_similar(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         found = [np.empty(0, dtype=bool)]
         for start in range(0, len(left), _PAIRS_AT_ONCE):
-            pair = [self._signatures(side[start : start + _PAIRS_AT_ONCE]) for side in (left, right)]
+            pair = [self._read_signatures(side[start : start + _PAIRS_AT_ONCE]) for side in (left, right)]
             found.append(similarity(*pair) >= self._threshold)
         return np.concatenate(found)
 
-    def _signatures(self, numbers: np.ndarray) -> np.ndarray:
+    def _read_signatures(self, numbers: np.ndarray) -> np.ndarray:
         """Return the signatures of some documents; each file is opened once, and no document is read twice."""
         ordered, places = np.unique(numbers, return_inverse=True)
         bounds = np.searchsorted(ordered, self._starts)
@@ -169,7 +169,7 @@ class _Corpus:
         return tuple(np.flatnonzero(going[start:stop]).astype(np.uint32) for start, stop in spans)
 
 
-def _first_of_group(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def _find_first_of_group(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the first document of each document's group."""
     begins = np.ones(len(groups), dtype=bool)
     begins[1:] = groups[1:] != groups[:-1]

@@ -65,7 +65,7 @@ def find_duplicates(
     found = search(files, dedupe, say)
     entries = []
     for index, ordinals in enumerate(found.ordinals):
-        path = _dropped_path(folder, index)
+        path = _build_dropped_path(folder, index)
         path.write_bytes(ordinals.astype("<u4", copy=False).tobytes())
         entries.append({"name": path.name, "documents": len(ordinals), "sha256": shard_files.sha256_of_file(path)})
     record = {
@@ -96,7 +96,7 @@ def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
 
 def drop_filter(folder: Path, index: int) -> Drop:
     """Return a function to call once per document of a task, in order; it returns whether to drop the document."""
-    going = iter(np.fromfile(_dropped_path(folder, index), dtype="<u4").tolist())
+    going = iter(np.fromfile(_build_dropped_path(folder, index), dtype="<u4").tolist())
     number, next_one = -1, next(going, -1)
 
     def is_dropped() -> bool:
@@ -110,7 +110,7 @@ def drop_filter(folder: Path, index: int) -> Drop:
     return is_dropped
 
 
-def _dropped_path(folder: Path, index: int) -> Path:
+def _build_dropped_path(folder: Path, index: int) -> Path:
     return folder / f"dropped-{index:06d}.bin"
 
 

@@ -69,7 +69,7 @@ class _ParallelText:
                 return
 
 
-def _copies(count: int, seed: int = 0) -> list[pair_tokenizers.Pair]:
+def _generate_copies(count: int, seed: int = 0) -> list[pair_tokenizers.Pair]:
     """Return `count` different rows of 4 to 10 letters, each its own translation."""
     state, drawn = np.random.RandomState(seed), dict[str, None]()
     while len(drawn) < count:
@@ -78,7 +78,7 @@ def _copies(count: int, seed: int = 0) -> list[pair_tokenizers.Pair]:
     return [(text, text) for text in drawn]
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -96,12 +96,12 @@ def _lines(path: Path) -> list[str]:
 def _read_parallel_text(source: str) -> _ParallelText:
     """Read or generate the parallel text that a request names."""
     if source in BUILT_IN_PAIRS:
-        made = _copies(_PAIRS_MADE) if source == "copy" else english_german(_PAIRS_MADE)
+        made = _generate_copies(_PAIRS_MADE) if source == "copy" else english_german(_PAIRS_MADE)
         return _ParallelText(source, made)
     text = _ParallelText("file")
     files = [Path(name).expanduser() for name in source.split(",")]
     if len(files) == 2:
-        sides = [_lines(file) for file in files]
+        sides = [_read_lines(file) for file in files]
         if len(sides[0]) != len(sides[1]):
             counts = f"{files[0]} has {len(sides[0])} lines, {files[1]} has {len(sides[1])}"
             hint = "Line n of one must be the translation of line n of the other."
@@ -110,7 +110,7 @@ def _read_parallel_text(source: str) -> _ParallelText:
             text.add(*pair)
         return text
     path = Path(source).expanduser()
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(_read_lines(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2 and line.strip():
             hint = "Each line must be a sentence, a tab, and its translation; or give two files as A,B."
@@ -135,11 +135,11 @@ def prepare_pairs(order: PairOrder, say: Say) -> tuple[pair_tokenizers.PairToken
         splits["val" if hash_text(pair[0]) < bound else "train"].append(pair)
     tokenizer = pair_tokenizers.PairTokenizer.for_pairs(order.tokenizer, splits["train"], order.vocab_limit)
     order.out.mkdir(parents=True)
-    _write(order, text, splits, tokenizer, say)
+    _write_data(order, text, splits, tokenizer, say)
     return tokenizer, text.skipped
 
 
-def _write(
+def _write_data(
     order: PairOrder,
     text: _ParallelText,
     splits: dict[str, list[pair_tokenizers.Pair]],
@@ -151,7 +151,7 @@ def _write(
     counts = {"train": 0, "val": 0, "too_long": 0, "longest": 0}
     for split, pairs in splits.items():
         with shard_files.ShardWriter(order.out, split) as writer:
-            for row in _rows(tokenizer, pairs):
+            for row in _build_rows(tokenizer, pairs):
                 # The source also has a start and an end token; the target, as input or output, has only one of the two.
                 longest = max(row.middle + 1, len(row.ids) - row.middle - 1)
                 counts["too_long" if longest > order.context else split] += 1
@@ -183,7 +183,7 @@ class _Row:
     middle: int
 
 
-def _rows(tokenizer: pair_tokenizers.PairTokenizer, pairs: Sequence[pair_tokenizers.Pair]) -> Iterator[_Row]:
+def _build_rows(tokenizer: pair_tokenizers.PairTokenizer, pairs: Sequence[pair_tokenizers.Pair]) -> Iterator[_Row]:
     start, end = (np.array([token], dtype=np.uint16) for token in (pair_tokenizers.START_ID, pair_tokenizers.END_ID))
     for pair in pairs:
         source, target = tokenizer.encode(pair)

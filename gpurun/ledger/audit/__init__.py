@@ -42,8 +42,8 @@ def audit(
     incomplete head is a UsageError. With `public_key` (PEM), only this key is trusted, and everything that it has not
     signed is a problem; otherwise every `*.pub` in the home is trusted, and unsigned files are only warnings.
     """
-    kept = None if expected_head is None else _whole_head(expected_head)
-    keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
+    kept = None if expected_head is None else _parse_head(expected_head)
+    keys = public_keys(home.keys) if public_key is None else _parse_trusted_key(public_key)
     selected = None if runs is None else set(runs)
 
     def judged(names: Iterable[str], place: Mapping[str, Json]) -> Iterator[AuditRow]:
@@ -55,10 +55,10 @@ def audit(
                 yield audit_run(folder, place, keys, lines, must_be_signed=public_key is not None)
 
     # This may take minutes. The chain is read again after it, because a run that ended meanwhile has a receipt now.
-    unchained = list(judged(_unchained(home, chain_lines(home.ledger)[0]), {}))
+    unchained = list(judged(_list_unchained_runs(home, chain_lines(home.ledger)[0]), {}))
     links, problems = chain_lines(home.ledger)
     place = {str(link["run"]): link for link in links}
-    rows = [*judged(_chained(links), place), *(row for row in unchained if row.run not in place)]
+    rows = [*judged(_list_chained_runs(links), place), *(row for row in unchained if row.run not in place)]
     found = list(problems)
     found += [
         f"the chain names a run {name!r}, which cannot be a name" for name in place if not RUN_NAME.fullmatch(name)
@@ -67,7 +67,12 @@ def audit(
         found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or rewritten")
     if kept is not None:  # The head covers an earlier receipt only if each receipt names the one before it.
         seen = {row.run for row in rows}
-        found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]
+        found += [
+            problem
+            for name, link in place.items()
+            if name not in seen
+            for problem in _check_unselected_receipt(home, link)
+        ]
     return AuditReport(
         rows=mark_shared_facts(rows),
         head=str(links[-1]["receipt_sha256"]) if links else GENESIS,
@@ -77,7 +82,7 @@ def audit(
     )
 
 
-def _unlike(home: Home, link: Json) -> Iterator[str]:
+def _check_unselected_receipt(home: Home, link: Json) -> Iterator[str]:
     """Yield the problem if the receipt of a run that was not selected is missing or does not match its link."""
     name, place = str(link["run"]), ("run", "seq", "prev")
     if not RUN_NAME.fullmatch(name):
@@ -95,7 +100,7 @@ def _unlike(home: Home, link: Json) -> Iterator[str]:
     yield ": ".join([f"receipt #{link['seq']} ({name}) is not the one in the chain", *faults])
 
 
-def _whole_head(written: str) -> str:
+def _parse_head(written: str) -> str:
     """Return a typed head in lower case; UsageError if it is not complete, because many heads could begin like it."""
     head = written.strip().lower()
     if not _HEAD.fullmatch(head):
@@ -107,7 +112,7 @@ def _whole_head(written: str) -> str:
     return head
 
 
-def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:
+def _parse_trusted_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
     try:
         return parse_public_key(pem)
     except ValueError as error:
@@ -118,12 +123,12 @@ def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:
         ) from error
 
 
-def _chained(links: Iterable[Json]) -> list[str]:
+def _list_chained_runs(links: Iterable[Json]) -> list[str]:
     """Return the names of the runs in the chain, in its order and without repeats."""
     return [name for name in dict.fromkeys(str(link["run"]) for link in links) if RUN_NAME.fullmatch(name)]
 
 
-def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
+def _list_unchained_runs(home: Home, links: Iterable[Json]) -> list[str]:
     """Return the names of the runs that have a journal but no receipt in the chain, sorted."""
     if not home.runs.is_dir():
         return []

@@ -94,11 +94,11 @@ def audit_run(
             found.guarded("the run that it continues from", lambda: _check_origin(found, lines.records, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.records, folder))
     # What a signed receipt in the chain has proven stays proven, even if the journal is damaged.
-    late, billed = find_unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
+    late, billed = find_unended(_select_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
     is_open = lines.hides_intent or is_rented(lines.records)
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
     live = unseen or bool(billed)
-    spent, figure = _cost(found, lines.records)
+    spent, figure = _choose_higher_cost(found, lines.records)
     proven = found.receipt_proves_death or any(record.event is Event.DEATH_PROVEN for record in lines.records)
     return AuditRow(
         run=folder.name,
@@ -118,7 +118,7 @@ def audit_run(
     )
 
 
-def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, Figure]:
+def _choose_higher_cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, Figure]:
     """Return the higher of two costs, gpurun's usual one and the audit's own, and its kind; None if it is not known.
 
     If the two differ, that is added to the problems.
@@ -135,7 +135,7 @@ def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, F
     return None, Figure.MEASURED
 
 
-def _after_receipt(records: Sequence[Record]) -> Sequence[Record]:
+def _select_after_receipt(records: Sequence[Record]) -> Sequence[Record]:
     """Return the records after `receipt.observed`; none if there is no such record."""
     places = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     return records[places[0] + 1 :] if places else ()
@@ -211,11 +211,11 @@ def _check_receipt(
         return
     count = lines.digests.index(head) + 1
     known = [record for record in lines.records[count:] if isinstance(record.event, Event)]
-    _check_later(found, [record for record in known if record.event not in AFTERWARDS])
-    _compare(found, folder, lines.records[:count], statement, link)
+    _check_later_records(found, [record for record in known if record.event not in AFTERWARDS])
+    _compare_with_receipt(found, folder, lines.records[:count], statement, link)
 
 
-def _check_later(found: _Findings, later: Sequence[Record]) -> None:
+def _check_later_records(found: _Findings, later: Sequence[Record]) -> None:
     """Check the journal's records after the receipt: only incidents may follow, and some of them void its bound."""
     codes: set[str] = set()
     for record in later:
@@ -271,7 +271,9 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
         found.problems.append("the receipt's signature is not valid")
 
 
-def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], statement: Json, link: Json) -> None:
+def _compare_with_receipt(
+    found: _Findings, folder: RunFolder, basis: Sequence[Record], statement: Json, link: Json
+) -> None:
     """Compare all codes, fields and figures of the receipt with the run folder as it is now, and the cost with the cap.
 
     Money and ends are also computed with the audit's own code, which does not have the faults of the code that wrote
@@ -301,7 +303,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
     elif rules >= CAP_BROKEN_WHERE_SEEN and (own["cost"]["upper_bound_micros"] or 0) > (opened.cap_micros or inf):
         found.warnings.append("the cost may have been over the cap; it is not known whether it was")
     made = again["predicate"]
-    found.verdict = _verdict(opened, made)
+    found.verdict = _modernize_verdict(opened, made)
     if found.verdict == NOT_A_PROVIDER:
         found.warnings.append(f"{opened.endpoint} answered instead of {opened.provider}, and is not a provider")
     found.marks = marks_of(made)
@@ -317,14 +319,14 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
     found.problems += _opening_problems(opened, plan)
 
 
-def _verdict(opened: RunOpened, made: Predicate) -> str:
+def _modernize_verdict(opened: RunOpened, made: Predicate) -> str:
     """Return the run's verdict as one of today's words, also for an older receipt."""
     if not opened.has_model:  # The log of a command does not decide its verdict.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
 
-def _earlier_in(earlier: Json) -> Json:
+def _identify_checkpoint(earlier: Json) -> Json:
     """Return the fields that identify the checkpoint from which a run continues; `steps` only if it is known."""
     return {key: earlier[key] for key in earlier if key in _EARLIER and (key != "steps" or earlier[key])}
 
@@ -349,7 +351,7 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     choices = plan.get("choices", {})
     if opened.legs != (choices.get("legs", 0) if choices.get("keep_going") else 0):
         yield "the run was not opened with the plan's legs"
-    if _earlier_in(opened.continues or {}) != _earlier_in(plan.get("continues") or {}):
+    if _identify_checkpoint(opened.continues or {}) != _identify_checkpoint(plan.get("continues") or {}):
         yield "the run was not opened with the checkpoint that its plan continues from"
     command = plan.get("command")
     names = {"env": sorted(command["env"]), "secrets": sorted(command["secrets"])} if command else {}
@@ -384,7 +386,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
-            if is_read and (fault := _tensor_fault(path, file)):
+            if is_read and (fault := _describe_tensor_fault(path, file)):
                 # A user's command may write any format; the trainer writes only safetensors.
                 (found.warnings if file["kind"] == "checkpoint" else found.problems).append(fault)
     found.files = f"{held}/{len(files)}"
@@ -394,7 +396,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         found.warnings.append(f"{named} no longer here{by_user}")
 
 
-def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
+def _describe_tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
     """Return why a downloaded file with tensors is not a valid safetensors file; "" if it is, or has no tensors."""
     is_tensors = file["kind"] in _TENSORS or (file["kind"] == "checkpoint" and file["name"].endswith(".safetensors"))
     if is_tensors:

@@ -144,7 +144,7 @@ def contradictions(
 
     `records` are those on which the receipt is based, `predicate` is the statement that they give today.
     """
-    events = _listen(folder)
+    events = _read_events(folder)
     yield from _challenge_problems(predicate, plan)
     if not terms_in(predicate).has_model:  # A command may print anything, and no verdict rests on it.
         yield from _time_problems(events, records)
@@ -157,11 +157,11 @@ def contradictions(
     yield from _log_problems(folder, events)
     yield from _time_problems(events, records)
     for file in predicate["checkpoint"]["files"]:
-        if file["kind"] == "state" and (state := _state(folder, file)):
+        if file["kind"] == "state" and (state := _read_state(folder, file)):
             yield from _state_problems(state, events, plan, str(file["name"]))
 
 
-def _listen(folder: RunFolder) -> _Events:
+def _read_events(folder: RunFolder) -> _Events:
     events = _Events()
     first: StepEvent | None = None
     last: StepEvent | None = None
@@ -237,7 +237,7 @@ def _speed_problems(events: _Events, plan: Json, *, has_moved: bool) -> Iterator
         (start, cards.peak_tflops(start.cuda_name) if start.cuda_name else None)
         for start in (events.starts if has_moved else events.starts[:1])
     ]
-    if not peaks or any(peak is None for _, peak in peaks) or (model := _model_of(plan)) is None:
+    if not peaks or any(peak is None for _, peak in peaks) or (model := _parse_model(plan)) is None:
         return
     start, peak = max(peaks, key=lambda pair: (pair[1] or 0) * (pair[0].world_size or 1))
     assert peak is not None
@@ -256,7 +256,7 @@ def has_own_keys(plan: Json) -> bool:
     return str(plan.get("trainer")).startswith("changed") and not plan["resolved"]["model"].keys() <= known
 
 
-def _model_of(plan: Json) -> schema.ModelConfig | None:
+def _parse_model(plan: Json) -> schema.ModelConfig | None:
     """Return the plan's model; None if there is none, or if only a changed trainer knows its keys."""
     if "model" not in plan.get("resolved", ()) or has_own_keys(plan):
         return None
@@ -325,7 +325,7 @@ def _step_problems(
 def _size_problems(events: _Events, predicate: Mapping[str, Any], plan: Json) -> Iterator[str]:
     """Check that the reported parameters and the downloaded weights have the size that follows from the recipe."""
     counts = {start.parameters for start in events.starts if start.parameters is not None}
-    if not counts or (model := _model_of(plan)) is None:
+    if not counts or (model := _parse_model(plan)) is None:
         return
     expected = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
     for count in sorted(counts - {expected}):
@@ -356,7 +356,7 @@ def _time_problems(events: _Events, records: Sequence[Record]) -> Iterator[str]:
             yield f"the trainer reports {events.run_s:.0f} s, but {passed_s:.0f} s passed here"
 
 
-def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
+def _read_state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
     """Return the content of a checkpoint's state file; {} if the file is missing or not a JSON object."""
     try:
         return read_object(folder.artifacts / str(file["name"]), MOST_STATE_BYTES)
@@ -377,12 +377,12 @@ def _state_problems(state: Json, events: _Events, plan: Json, name: str) -> Iter
         yield f"{name} was written by another torch than the log's"
     before, planned = state.get("recipe"), plan.get("resolved")
     if isinstance(before, dict) and isinstance(planned, dict):
-        unlike = list(_unlike(recipe_file.completed(planned), recipe_file.completed(before)))
+        unlike = list(_find_unlike_keys(recipe_file.completed(planned), recipe_file.completed(before)))
         if unlike:
             yield f"{name} was trained by another recipe: {', '.join(unlike[:4])}"
 
 
-def _unlike(planned: Json, trained: Json) -> Iterator[str]:
+def _find_unlike_keys(planned: Json, trained: Json) -> Iterator[str]:
     """Yield the keys with different values that influence the weights and that the machine must not change."""
     for table in ("model", "data", "optim", "schedule", "train"):
         for key, value in planned.get(table, {}).items():

@@ -207,7 +207,7 @@ def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str])
         yield "it is about another machine than the requested one"
     if event == Event.CREATE_REFUSED and Event.CREATE_OBSERVED in rented:
         yield "a machine that was seen cannot have been refused"
-    if event == Event.SHIP_INTENDED and _price_rose(intent, rental):
+    if event == Event.SHIP_INTENDED and _has_price_risen(intent, rental):
         yield "it continued although the machine costs more than was agreed to"
     if isinstance(proof := record.typed, DeathProven):
         yield from _death_problems(record, proof, rental)
@@ -221,7 +221,7 @@ def _bill_problems(bill: BillObserved, tokens: set[str]) -> Iterator[str]:
         yield "the bill was not read twice, ten minutes apart"
 
 
-def _price_rose(intent: CreateIntended, rental: Sequence[Record]) -> bool:
+def _has_price_risen(intent: CreateIntended, rental: Sequence[Record]) -> bool:
     rates = [record.typed.instance.rate_micros_per_hour for record in rental if record.typed.instance]
     return any(rate is not None and rate > intent.rate_micros_per_hour for rate in rates)
 

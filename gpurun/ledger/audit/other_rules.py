@@ -52,10 +52,10 @@ def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequen
     files = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in made["checkpoint"]["files"]]
     if any(subject not in files for subject in statement["subject"]):
         yield "subject"
-    yield from _broken_sums(stated, basis)
+    yield from _find_broken_sums(stated, basis)
 
 
-def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
+def _find_broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
     """Yield the paths of totals that are not the sum of their parts, and of parts that contradict the journal."""
     cost, runtime, opened, rentals = stated["cost"], stated["runtime"], opened_of(basis), split_rentals(basis)
     lines, upper = cost["rentals"], cost["upper_bound_micros"]
@@ -63,7 +63,7 @@ def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
         yield "predicate.cost.rentals"
         return
     for place, (line, rental) in enumerate(zip(lines, rentals, strict=True)):
-        yield from (f"predicate.cost.rentals[{place}].{key}" for key in _broken_line(line, rental))
+        yield from (f"predicate.cost.rentals[{place}].{key}" for key in _find_broken_keys(line, rental))
     parts = [line["micros"] for line in lines]
     may_tell = not opened.imported and not is_more_than_journal_tells(basis) and None not in parts
     if upper is not None and not (may_tell and upper == sum(parts)):
@@ -75,16 +75,16 @@ def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
     if cost["cap_kept"] and (upper is None or cap is None or left_of(Micros(cap), upper) < 0):
         yield "predicate.cost.cap_kept"
     seconds = [line["billable_s"] for line in lines]
-    if runtime["billable_s"] is not None and not (may_tell and runtime["billable_s"] == _sum(seconds)):
+    if runtime["billable_s"] is not None and not (may_tell and runtime["billable_s"] == _add_exactly(seconds)):
         yield "predicate.runtime.billable_s"
-    if runtime["billable_s"] is not None and _sum(runtime["phases_s"].values()) != runtime["billable_s"]:
+    if runtime["billable_s"] is not None and _add_exactly(runtime["phases_s"].values()) != runtime["billable_s"]:
         yield "predicate.runtime.phases_s"
     division = (runtime.get("training") or {}).get("seconds")
-    if division and _sum(division.values()) != runtime["phases_s"].get("training"):
+    if division and _add_exactly(division.values()) != runtime["phases_s"].get("training"):
         yield "predicate.runtime.training.seconds"
 
 
-def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
+def _find_broken_keys(line: Json, rental: AuditedRental) -> Iterator[str]:
     """Yield the keys of a rental's entry that contradict the journal or each other."""
     facts = rental.facts
     quoted = rental.intent.model_dump(include={"attempt", "token", "billing_unit_s"}) | {"end": rental.end}
@@ -94,7 +94,7 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     if seconds is None or micros is None or rental.is_open:
         yield from (key for key in ("billable_s", "micros") if line[key] is not None)
         return
-    least, most = _seen(rental)
+    least, most = _bound_seconds(rental)
     if not least - _SLACK_S <= seconds <= most:
         yield "billable_s"
     rate, unit_s = line["rate_micros_per_hour"], line["billing_unit_s"]
@@ -116,11 +116,13 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     dearer = [cost_of(rise.more, fact["billable_s"], unit_s) for rise, fact in zip(rises, risen, strict=True)]
     own = total(rental.lasting(rate, seconds), *dearer)
     beside = total(*(Micros(extra["micros"]) for extra in extras))
-    if micros not in {total(times(total(own, once), line["machines"]), beside) for once in _once(rental, seconds)}:
+    if micros not in {
+        total(times(total(own, once), line["machines"]), beside) for once in _list_egress_costs(rental, seconds)
+    }:
         yield "micros"
 
 
-def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
+def _list_egress_costs(rental: AuditedRental, seconds: float) -> set[Micros]:
     """Return all possible costs of the data that left the machine: as counted, as planned, or 0."""
     sent = [collected.egress_micros for collected in all_typed(rental.records, CollectObserved)]
     counted = [count for count in sent if count is not None]
@@ -129,7 +131,7 @@ def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
     return {Micros(amount) for amount in may_be} if seconds else {Micros(0)}
 
 
-def _seen(rental: AuditedRental) -> tuple[float, float]:
+def _bound_seconds(rental: AuditedRental) -> tuple[float, float]:
     """Return the seconds in which a machine was seen alive, and the most seconds for which it can have existed."""
     if rental.end == "refused":
         return 0.0, 0.0
@@ -139,6 +141,6 @@ def _seen(rental: AuditedRental) -> tuple[float, float]:
     return float(seen), float(rental.clock.between(rental.records[0], rental.records[-1]))
 
 
-def _sum(seconds: Any) -> float:
+def _add_exactly(seconds: Any) -> float:
     """Return the sum of seconds, added exactly as they are written."""
     return float(sum((Decimal(str(part_s)) for part_s in seconds), Decimal(0)))

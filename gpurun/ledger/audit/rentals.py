@@ -45,24 +45,27 @@ def lines_with(records: Sequence[Record], kind: type[T]) -> list[tuple[Record, T
     return [(record, record.typed) for record in records if isinstance(record.typed, kind)]
 
 
-def _exactly(seconds: float) -> Decimal:
+def _to_exact_seconds(seconds: float) -> Decimal:
     """Return a number of seconds as a decimal, exactly as it is written, to the microsecond."""
     return Decimal(str(seconds)).quantize(_MICRO)
 
 
-def _milli(seconds: Decimal) -> Decimal:
+def _round_to_milli(seconds: Decimal) -> Decimal:
     return seconds.quantize(_MILLI)
 
 
 def elapsed_s(a: Record, b: Record) -> Decimal:
     """Return the seconds from a record to the next one, by the clock that advanced more; over a reboot, by `wall`."""
-    ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
-    return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
+    ticked = _to_exact_seconds(b.mono) - _to_exact_seconds(a.mono) if a.boot_id == b.boot_id else _NONE
+    return max(_NONE, ticked, _to_exact_seconds(b.wall) - _to_exact_seconds(a.wall))
 
 
 def least_elapsed_s(a: Record, b: Record) -> Decimal:
     """Return the seconds from a record to the next one, by the clock that advanced less; over a reboot, 0."""
-    both = (_exactly(b.mono) - _exactly(a.mono), _exactly(b.wall) - _exactly(a.wall))
+    both = (
+        _to_exact_seconds(b.mono) - _to_exact_seconds(a.mono),
+        _to_exact_seconds(b.wall) - _to_exact_seconds(a.wall),
+    )
     return max(_NONE, min(both)) if a.boot_id == b.boot_id else _NONE
 
 
@@ -135,7 +138,9 @@ class AuditedRental:
         for record in self.records:
             machine = record.typed.instance
             if machine is not None and machine.started_wall is not None and record.seq <= self._paid_until.seq:
-                ago = _milli(max(_NONE, _exactly(record.wall) - _exactly(machine.started_wall)) + _STAMPS)
+                ago = _round_to_milli(
+                    max(_NONE, _to_exact_seconds(record.wall) - _to_exact_seconds(machine.started_wall)) + _STAMPS
+                )
                 starts.append(max(_NONE, self._age_at(record) - ago))
         return starts
 
@@ -143,7 +148,9 @@ class AuditedRental:
     def lives(self) -> list[Decimal]:
         """Return the times of all signs of life before the end of the paid time, in seconds after the request."""
         return [
-            self._age_at(record) for record in self.records if record.seq < self._paid_until.seq and self._lives(record)
+            self._age_at(record)
+            for record in self.records
+            if record.seq < self._paid_until.seq and self._is_sign_of_life(record)
         ]
 
     @cached_property
@@ -157,8 +164,8 @@ class AuditedRental:
             dearer = total(dearer, cost_of(rise.more, so_long, self.intent.billing_unit_s))
         doubles = [incident for incident in all_typed(self.records, Incident) if incident.code == "create.duplicate"]
         machines = 1 + sum(not double.id for double in doubles)
-        extras = [{**extra, "micros": self.lasting(self.rate, extra["billable_s"])} for extra in self._extras()]
-        once = self._egress() if seconds else Micros(0)
+        extras = [{**extra, "micros": self.lasting(self.rate, extra["billable_s"])} for extra in self._list_extras()]
+        once = self._compute_egress() if seconds else Micros(0)
         own = times(total(self.lasting(self.rate, seconds), dearer, once), machines)
         is_proven = any(record.event is Event.DEATH_PROVEN for record in self.records)
         optional = {"end_is": end_is if is_proven else None, "extras": extras, "price_rose": rises}
@@ -185,13 +192,13 @@ class AuditedRental:
         if end_is in ("provider-reported", "the provider's bill"):
             certain.append(Decimal(str(seconds)) - (_STAMPS if end_is == "provider-reported" else _NONE))
         until, read = self._paid_until.seq, self._paid_until.typed
-        lines = [record.seq for record in self.records if record.seq < until and self._lives(record)]
+        lines = [record.seq for record in self.records if record.seq < until and self._is_sign_of_life(record)]
         if lines and not self.intent.lease.queue_s:
             sums = accumulate((least_elapsed_s(*both) for both in pairwise(self.records)), initial=_NONE)
             at = dict(zip((record.seq for record in self.records), sums, strict=True))
             runs = [at[lines[-1] - 1]]  # The sign of life came after the record before it.
             if isinstance(read, DeathRead) and read.up_s_ago is not None:
-                runs.append(at[until - 1] - _exactly(read.up_s_ago))
+                runs.append(at[until - 1] - _to_exact_seconds(read.up_s_ago))
             certain.append((max(runs) - at[lines[0]]).quantize(_MILLI, rounding=ROUND_FLOOR))
         return self.lasting(self.rate, float(max(certain)))
 
@@ -210,7 +217,7 @@ class AuditedRental:
         """Yield each increase over the highest price before it, from the price `rate` on."""
         for line, rose in lines_with(self.records, PriceRose):
             if rose.rate_micros_per_hour > rate:
-                late = max(_NONE, _milli(_exactly(line.wall) - _exactly(rose.since_wall)))
+                late = max(_NONE, _round_to_milli(_to_exact_seconds(line.wall) - _to_exact_seconds(rose.since_wall)))
                 more = left_of(Micros(rose.rate_micros_per_hour), Micros(rate))
                 rate, at = rose.rate_micros_per_hour, self._age_at(line)
                 yield RecordedRise(rate, more, max(_NONE, at - late), at)
@@ -250,17 +257,19 @@ class AuditedRental:
         seen = [_NONE, *self.lives]
         born = seen[1] if len(seen) > 1 else _NONE
         agos = (read.alive_s_ago, read.up_s_ago)
-        alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_exactly(ago))) for ago in agos)
-        since = self._gone_since()
-        births = [_exactly(answer.created_wall) for answer in self._answers if answer.created_wall is not None]
-        lived = _exactly(read.ended_wall) - min(births) if births and read.ended_wall is not None else None
-        is_denied = lived is not None and not intent.lease.queue_s and since < _milli(lived) - _STAMPS
+        alive, up = (
+            max(seen) if ago is None else max(*seen, longest - _round_to_milli(_to_exact_seconds(ago))) for ago in agos
+        )
+        since = self._find_gone_since()
+        births = [_to_exact_seconds(answer.created_wall) for answer in self._answers if answer.created_wall is not None]
+        lived = _to_exact_seconds(read.ended_wall) - min(births) if births and read.ended_wall is not None else None
+        is_denied = lived is not None and not intent.lease.queue_s and since < _round_to_milli(lived) - _STAMPS
         absent = since if since >= alive and not is_denied else longest
         bounds: list[tuple[Decimal, str]] = [(absent, "measured" if absent - alive <= _WATCHED else "unseen")]
         if intent.lease.queue_s:
-            return self._after_queue(read.ran_s, bounds, alive, up)
+            return self._bound_after_queue(read.ran_s, bounds, alive, up)
         if lived is not None:
-            lasted = _milli(lived + _STAMPS)
+            lasted = _round_to_milli(lived + _STAMPS)
             bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
         hourly = total(Micros(self.rate), Micros(intent.beside_micros_per_hour))
         if self.bill is not None and hourly:
@@ -268,24 +277,24 @@ class AuditedRental:
             bounds += [(paid_for, "the provider's bill")] if paid_for >= alive - born else []
         ending = list(all_typed(self.records, DestroyIntended))
         if len(ending) == 1 and ending[0].timer:
-            until = _exactly(intent.deadline_wall) + intent.lease.kill_allowance_s
-            by_timer = _milli(until - _exactly(self.records[0].wall))
+            until = _to_exact_seconds(intent.deadline_wall) + intent.lease.kill_allowance_s
+            by_timer = _round_to_milli(until - _to_exact_seconds(self.records[0].wall))
             bounds += [(by_timer, "its own timer")] if by_timer >= alive else []
         least = min(bounds, key=lambda bound: bound[0])
         return float(max(_MILLI, least[0])), least[1]
 
-    def _after_queue(
+    def _bound_after_queue(
         self, ran_s: float | None, bounds: list[tuple[Decimal, str]], alive: Decimal, up: Decimal
     ) -> tuple[float, str]:
         """Return the result of `_billable` for a queued job: its seconds from the earliest start on.
 
         `bounds` are the bounds so far. If no start was reported, the signs of life do not count.
         """
-        start, limit = min(self.starts, default=_NONE), self._limit
+        start, limit = min(self.starts, default=_NONE), self._queued_limit_s
         alive, up = (alive, up) if self.starts else (_NONE, _NONE)
         if ran_s is not None:
-            ran = _exactly(ran_s)
-            ended = start + _milli(ran + _STAMPS if ran else ran)
+            ran = _to_exact_seconds(ran_s)
+            ended = start + _round_to_milli(ran + _STAMPS if ran else ran)
             bounds += [(ended, "provider-reported")] if ended >= up else []
         is_limited = alive <= 0 or len(list(all_typed(self.records, DestroyIntended))) == 1
         if is_limited and start + limit >= alive:
@@ -294,12 +303,14 @@ class AuditedRental:
         return float(max(_NONE, least[0] - start)), least[1]
 
     @property
-    def _limit(self) -> Decimal:
+    def _queued_limit_s(self) -> Decimal:
         """Return how many seconds a queued job may run after its start; infinity without a queue."""
         lease = self.intent.lease
-        return _milli(Decimal(lease.total_s + lease.kill_allowance_s)) if lease.queue_s else Decimal("Infinity")
+        return (
+            _round_to_milli(Decimal(lease.total_s + lease.kill_allowance_s)) if lease.queue_s else Decimal("Infinity")
+        )
 
-    def _gone_since(self) -> Decimal:
+    def _find_gone_since(self) -> Decimal:
         """Return when the last series of readings as gone begins, in seconds after the request.
 
         The series ends at the end of the paid time. A sign of life, or too long a time without a reading, interrupts
@@ -309,16 +320,16 @@ class AuditedRental:
         for record in self.records:
             if record.seq > self._paid_until.seq:
                 break
-            if self._lives(record):
+            if self._is_sign_of_life(record):
                 since = None
             elif isinstance(read := record.typed, DeathRead | MachineGone):
                 at = self._age_at(record)
-                begun = at - _milli(_exactly(read.gone_s_ago or 0))
+                begun = at - _round_to_milli(_to_exact_seconds(read.gone_s_ago or 0))
                 is_on = since is not None and until is not None and begun - until <= _WATCHED
                 since, until = (min(since, begun) if is_on and since is not None else begun), at
         return since if since is not None else _NONE
 
-    def _lives(self, line: Record) -> bool:
+    def _is_sign_of_life(self, line: Record) -> bool:
         """Return whether a record is a sign of life; for a queued job, only the scheduler's word is one."""
         event = line.typed
         if isinstance(event, Incident):
@@ -330,7 +341,7 @@ class AuditedRental:
         is_lost = isinstance(event, TrainObserved) and event.outcome == "lost"
         return not is_lost and not (isinstance(event, CollectObserved) and event.remembered)
 
-    def _egress(self) -> Micros:
+    def _compute_egress(self) -> Micros:
         """Return the cost of all data that left the machine; 0 if it never answered."""
         planned, collected = self.intent.egress_micros, last_typed(self.records, CollectObserved)
         if collected is None:
@@ -338,13 +349,13 @@ class AuditedRental:
         sent = planned if collected.egress_micros is None else collected.egress_micros
         return Micros(max(sent, planned if self.intent.sends_itself else 0))
 
-    def _extras(self) -> list[Json]:
+    def _list_extras(self) -> list[Json]:
         """Return the extra machines with the rental's token, each with its seconds and whether it is proven gone.
 
         The seconds count from the create intent to the proven end, or to the last record.
         """
         found, ends = dict[str, Json](), dict[str, Record]()
-        kinds = {"create.duplicate"} | ({"create.late"} if _is_new(self.journal) else set())
+        kinds = {"create.duplicate"} | ({"create.late"} if _has_late_machines(self.journal) else set())
         first, last = self.records[0].seq, self.records[-1].seq
         for line in self.journal:
             event = line.typed
@@ -358,13 +369,13 @@ class AuditedRental:
                 ends = {**dict.fromkeys(found, line), **ends}
         return [
             fact
-            | {"billable_s": float(min(self._limit, self._age_at(ends.get(name, self.journal[-1]))))}
+            | {"billable_s": float(min(self._queued_limit_s, self._age_at(ends.get(name, self.journal[-1]))))}
             | {"ended": name in ends}
             for name, fact in found.items()
         ]
 
 
-def _is_new(records: Sequence[Record]) -> bool:
+def _has_late_machines(records: Sequence[Record]) -> bool:
     """Return whether the journal records which machine appeared late; an older gpurun did not, and recorded no home."""
     return bool(records) and isinstance(opened := records[0].typed, RunOpened) and opened.home is not None
 
@@ -406,7 +417,7 @@ def gpu_hours(intent: CreateIntended, seconds: float) -> float:
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
     """Return whether more was paid than the records show: for a leftover, or a late machine that is in no rental."""
-    tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
+    tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _has_late_machines(records) else set()
     incidents = list(all_typed(records, Incident))
     late = any(
         incident.code == "create.late" and not (incident.id and incident.token in tokens) for incident in incidents

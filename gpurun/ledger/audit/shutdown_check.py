@@ -55,7 +55,7 @@ def check_shutdown(
         confirmation = parse_object(payload)
         if canonical(confirmation) != payload:
             raise Malformed("it is not in canonical form")
-        unlike = _unlike(confirmation, statement["predicate"], folder.name, receipt_sha256)
+        unlike = _list_unlike_parts(confirmation, statement["predicate"], folder.name, receipt_sha256)
         keyid, signers = (
             confirmation["predicate"]["signing"]["keyid"],
             [signature["keyid"] for signature in envelope["signatures"]],
@@ -72,7 +72,7 @@ def check_shutdown(
     return Shutdown(_WORDS[confirmation["predicate"]["verdict"]])
 
 
-def _unlike(confirmation: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
+def _list_unlike_parts(confirmation: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
     """Return the names of the parts of a statement that do not follow from the receipt or the checks in it."""
     predicate = confirmation["predicate"]
     tries = predicate["checked"]["tries"]
@@ -84,13 +84,13 @@ def _unlike(confirmation: Json, receipt: Json, run: str, receipt_sha256: str) ->
         "box": (predicate["box"], (receipt["instance"] or {}).get("type")),
         "verdict": (predicate["verdict"], "stated by the user" if predicate["words"] else "confirmed"),
         "tries": (is_seen or bool(predicate["words"]), True),
-        "cost": (predicate["cost"]["until_confirmed_micros"], _cost(receipt, predicate["confirmed_at"])),
+        "cost": (predicate["cost"]["until_confirmed_micros"], _compute_cost(receipt, predicate["confirmed_at"])),
         "time": (predicate["confirmed_at"] >= receipt["timeline"]["gone"], True),
     }
     return [name for name, (is_so, should_be) in expected.items() if is_so != should_be]
 
 
-def _cost(receipt: Json, confirmed_at: str) -> Micros | None:
+def _compute_cost(receipt: Json, confirmed_at: str) -> Micros | None:
     rentals, until = receipt["cost"]["rentals"], datetime.fromisoformat(confirmed_at)
     if receipt["timeline"]["asked"] == "unknown" or not rentals:
         return None

@@ -45,14 +45,14 @@ def journal_lines(path: Path) -> Lines:
     of its event with the right types.
     """
     try:
-        raw, torn = _split(path)
+        raw, torn = _split_lines(path)
     except OSError as error:
         return Lines((), (), f"the journal cannot be read: {error.strerror}", torn=False, is_linked=False)
     records: list[Record] = []
     digests: list[str] = []
     for number, line in enumerate(raw, start=1):
         try:
-            records.append(_record_of(line, number, digests[-1] if digests else GENESIS))
+            records.append(_parse_record(line, number, digests[-1] if digests else GENESIS))
         except Malformed as error:
             is_hidden = any(f'"{Event.CREATE_INTENDED}"'.encode() in rest for rest in raw[number - 1 :])
             problem = f"journal line {number} {error}"
@@ -61,9 +61,9 @@ def journal_lines(path: Path) -> Lines:
     return Lines(tuple(records), tuple(digests), None, torn)
 
 
-def _record_of(line: bytes, number: int, before: str) -> Record:
+def _parse_record(line: bytes, number: int, before: str) -> Record:
     """Return the record in a line; Malformed if the line is not sound."""
-    written = _canonical_object(line)
+    written = _parse_canonical_object(line)
     if written is None:
         raise Malformed("is not a record")
     try:
@@ -86,7 +86,7 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
 def _is_linked(raw: list[bytes]) -> bool:
     """Return whether every line of a journal is a canonical JSON object and names the digest of the line before it."""
     befores = [GENESIS, *(hashlib.sha256(line).hexdigest() for line in raw)]
-    written = [_canonical_object(line) for line in raw]
+    written = [_parse_canonical_object(line) for line in raw]
     return all(line is not None and line.get("prev") == before for line, before in zip(written, befores, strict=False))
 
 
@@ -102,7 +102,7 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
     Raise SetupError if the file cannot be read.
     """
     try:
-        raw, torn = _split(path)
+        raw, torn = _split_lines(path)
     except OSError as error:
         hint = "Give yourself read access to it; nothing can be checked against a chain that cannot be read."
         raise SetupError("ledger.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from error
@@ -111,7 +111,7 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
     problems = ["the last line of the chain is torn; the next receipt that is written repairs it"] if torn else []
     before = GENESIS
     for number, line in enumerate(raw, start=1):
-        link = _canonical_object(line)
+        link = _parse_canonical_object(line)
         if link is None or {key: type(value) for key, value in link.items()} != _LINK_TYPES:
             problems.append(f"line {number} of the chain is not a link")
             continue
@@ -127,14 +127,14 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
     return tuple(links), tuple(problems)
 
 
-def _split(path: Path) -> tuple[list[bytes], bool]:
+def _split_lines(path: Path) -> tuple[list[bytes], bool]:
     """Return the whole lines of a file, and whether an unfinished line follows: one without an end, or with zeros."""
     *raw, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     zeroed = not rest and bool(raw) and b"\0" in raw[-1]
     return raw[:-1] if zeroed else raw, zeroed or bool(rest)
 
 
-def _canonical_object(line: bytes) -> Json | None:
+def _parse_canonical_object(line: bytes) -> Json | None:
     """Return the JSON object in a line; None if the line is not an object in canonical form."""
     try:
         value = parse_object(line, numbers=AS_WRITTEN)

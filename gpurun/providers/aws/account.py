@@ -39,8 +39,8 @@ _DRY_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
 def account_of(wire: AwsClients) -> Account:
     """Return the account: the caller's identity, the missing permissions, and the clock skew."""
     caller = whoami(wire)
-    missing = _missing_permissions(wire)
-    warning = _expiry_warning(wire.key_ends_wall())
+    missing = _list_missing_permissions(wire)
+    warning = _describe_expiry(wire.key_ends_wall())
     return Account(
         provider="aws",
         identity=str(caller.get("Arn") or caller.get("Account")),
@@ -49,7 +49,7 @@ def account_of(wire: AwsClients) -> Account:
     )
 
 
-def _expiry_warning(ends_wall: float) -> str:
+def _describe_expiry(ends_wall: float) -> str:
     """Return a warning about credentials that expire; "" if they do not."""
     if ends_wall == inf:
         return ""
@@ -76,10 +76,10 @@ def mark_of(wire: AwsClients) -> str:
 def may_launch(wire: AwsClients, region: str) -> bool:
     """Return whether the credentials could launch in a region; False only for a clear "not allowed"."""
     operation, parameters = _DRY_RUNS[0]
-    return not _is_denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
+    return not _is_action_denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
 
 
-def _missing_permissions(wire: AwsClients) -> tuple[str, ...]:
+def _list_missing_permissions(wire: AwsClients) -> tuple[str, ...]:
     """Return the IAM names of the actions that AWS refuses. An action without a clear answer does not count."""
     region = wire.region
     probes: dict[str, Callable[[], object]] = {
@@ -93,11 +93,11 @@ def _missing_permissions(wire: AwsClients) -> tuple[str, ...]:
         wire.call, "pricing", PRICING_REGION, "get_products", ServiceCode="AmazonEC2", MaxResults=1
     )
     with ThreadPoolExecutor(max_workers=len(probes)) as pool:
-        denied = list(pool.map(_is_denied, probes.values()))
+        denied = list(pool.map(_is_action_denied, probes.values()))
     return tuple(action_of(operation) for operation, is_denied in zip(probes, denied, strict=True) if is_denied)
 
 
-def _is_denied(probe: Callable[[], object]) -> bool:
+def _is_action_denied(probe: Callable[[], object]) -> bool:
     try:
         probe()
     except AwsRefused as refused:

@@ -43,21 +43,21 @@ def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     """
     if named and not _ID.fullmatch(named):
         raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
-    identifier = named or _newest_image(wire, region)
+    identifier = named or _find_newest_image(wire, region)
     found = list(wire.pages("ec2", region, "describe_images", "Images", ImageIds=[identifier]))
     if not found:
         raise Rejected(f"there is no image {identifier} in {region}")
     root = str(found[0].get("RootDeviceName") or "/dev/sda1")
     disks = {disk.get("DeviceName"): disk["Ebs"] for disk in found[0].get("BlockDeviceMappings") or () if "Ebs" in disk}
     first = disks.pop(root, {})
-    extra_cost = _extra_cost(found[0], list(disks)) if named else ""
+    extra_cost = _describe_extra_cost(found[0], list(disks)) if named else ""
     if extra_cost:
         what = f"the image {identifier} costs extra, which neither plan nor cap includes: {extra_cost}"
         raise Rejected(f"{what}; choose another one with --image")
     return Image(identifier, root, int(first.get("VolumeSize") or 0))
 
 
-def _extra_cost(image: AwsReply, more_disks: Sequence[object]) -> str:
+def _describe_extra_cost(image: AwsReply, more_disks: Sequence[object]) -> str:
     """Return the reason why an image costs more than Linux on one disk; "" if it does not."""
     system = str(image.get("PlatformDetails") or _LINUX)
     if system != _LINUX:
@@ -67,7 +67,7 @@ def _extra_cost(image: AwsReply, more_disks: Sequence[object]) -> str:
     return f"it has more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
 
 
-def _newest_image(wire: AwsClients, region: str) -> str:
+def _find_newest_image(wire: AwsClients, region: str) -> str:
     """Return the id of AWS's image with the newest PyTorch and suitable Ubuntu; Rejected if there is none."""
     best: tuple[tuple[int, int], str] | None = None
     chosen = ""

@@ -55,10 +55,10 @@ def launch(
     """
     region, offer = order.offer.region, order.offer
     refused = NoCapacity("no zone was tried")
-    for zone, subnet in _zones_to_try(wire, order, network):
+    for zone, subnet in _list_zones_to_try(wire, order, network):
         request = request_for(order, image, group, zone, subnet)
         try:
-            answer = _run(wire, region, request)
+            answer = _send_launch(wire, region, request)
         except AwsRefused as error:
             judged = judge_launch_refusal(error, offer.type_id, region, spot=offer.spot)
             if isinstance(judged, Unknown):
@@ -69,7 +69,7 @@ def launch(
             continue
         except Unknown as error:
             raise Unknown(str(error), again=partial(_repeat_launch, wire, region, request, finish)) from error
-        return finish(_first_instance(answer))
+        return finish(_parse_first_instance(answer))
     raise refused
 
 
@@ -78,7 +78,7 @@ def _repeat_launch(
 ) -> Instance:
     """Repeat a launch after its answer was lost. Return the instance; Unknown if EC2 does not return one."""
     try:
-        return finish(_first_instance(_run(wire, region, request)))
+        return finish(_parse_first_instance(_send_launch(wire, region, request)))
     except (AwsRefused, SetupError) as error:
         raise Unknown(str(error)) from error
 
@@ -105,7 +105,7 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
         "MaxCount": 1,
         "ClientToken": client_token(order.token, zone),
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "UserData": _user_data(order),
+        "UserData": _build_user_data(order),
         "NetworkInterfaces": [{**interface, "SubnetId": subnet} if subnet else interface],
         "BlockDeviceMappings": [
             {"DeviceName": image.root_device, "Ebs": {**disk, "VolumeSize": order.disk_gb or image.least_gb}}
@@ -113,12 +113,12 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
     }
     if order.offer.spot:
-        request["InstanceMarketOptions"] = _spot_options(order.offer.rate_micros_per_hour)
+        request["InstanceMarketOptions"] = _build_spot_options(order.offer.rate_micros_per_hour)
         kinds.append("spot-instances-request")
     return {**request, "TagSpecifications": make_tag_specifications(order, *kinds)}
 
 
-def _zones_to_try(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
+def _list_zones_to_try(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
     """Yield the zone and subnet of each launch. The first pair is empty, which leaves the zone to EC2.
 
     The zones are looked up only if that launch fails.
@@ -145,7 +145,7 @@ def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, 
     return zones
 
 
-def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> AwsReply:
+def _send_launch(wire: AwsClients, region: str, request: dict[str, Any]) -> AwsReply:
     """Send a launch. Retry it with the same idempotency key until EC2 sees the new firewall group."""
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:
@@ -156,12 +156,12 @@ def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> AwsReply:
     raise Rejected(f"{region} does not see the firewall group that was created for this launch")
 
 
-def _first_instance(answer: AwsReply) -> AwsReply:
+def _parse_first_instance(answer: AwsReply) -> AwsReply:
     found: list[AwsReply] = answer.get("Instances") or [{}]
     return found[0]
 
 
-def _user_data(order: Order) -> str:
+def _build_user_data(order: Order) -> str:
     """Return the user data that arms the machine's timer and installs its host key; Rejected without the run's keys."""
     from gpurun.providers import guard
 
@@ -173,7 +173,7 @@ def _user_data(order: Order) -> str:
     return text
 
 
-def _spot_options(rate: Micros) -> dict[str, Any]:
+def _build_spot_options(rate: Micros) -> dict[str, Any]:
     """Return the options of a spot launch. Above the agreed price, AWS reclaims the machine instead of billing more."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     price = format(Decimal(rate).scaleb(-6), "f")

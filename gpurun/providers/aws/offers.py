@@ -40,15 +40,15 @@ def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, 
     for region, here in by_region.items():
         zones = zones_selling(wire, region, [row.type_id for row in here])
         sold = [row for row in here if zones[row.type_id]]
-        found += list(_on_spot(wire, region, sold) if spot else _on_demand(wire, region, sold))
+        found += list(_price_on_spot(wire, region, sold) if spot else _price_on_demand(wire, region, sold))
     return found
 
 
-def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+def _price_on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
     """Yield the rows at the Pricing API's price; if it is not readable, at the catalogue's price for that region."""
     for row in rows:
         try:
-            price = _listed_price(wire, region, row.type_id)
+            price = _read_listed_price(wire, region, row.type_id)
         except (AwsRefused, Unknown, Rejected, SetupError) as error:
             if row.region != region:
                 raise Unknown(f"the price of {row.type_id} in {region} cannot be read: {error}") from error
@@ -61,7 +61,7 @@ def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator
             )
 
 
-def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+def _price_on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
     """Yield the rows at the newest spot price of the cheapest zone. That price becomes the maximum bid."""
     if not rows:
         return
@@ -87,20 +87,20 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
                     "rate_micros_per_hour": lowest[row.type_id],
                     "price_source": "spot price history",
                     "spot": True,
-                    "on_demand_micros_per_hour": _on_demand_price(wire, region, row),
+                    "on_demand_micros_per_hour": _read_on_demand_price(wire, region, row),
                 }
             )
 
 
-def _on_demand_price(wire: AwsClients, region: str, row: Offer) -> Micros | None:
+def _read_on_demand_price(wire: AwsClients, region: str, row: Offer) -> Micros | None:
     """Return the on-demand price of a machine type; None if it cannot be read: a spot offer does not need it."""
     try:
-        return next((offer.rate_micros_per_hour for offer in _on_demand(wire, region, [row])), None)
+        return next((offer.rate_micros_per_hour for offer in _price_on_demand(wire, region, [row])), None)
     except Unknown:
         return None
 
 
-def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
+def _read_listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
     """Return the highest listed on-demand price; None if there is none, Unknown if the list is not readable."""
     fields = {**_FIELDS, "instanceType": type_id, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
@@ -109,13 +109,13 @@ def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
     prices: list[Micros] = []
     for text in products:
         try:
-            prices.extend(_prices_in(json.loads(text)))
+            prices.extend(_parse_prices_in(json.loads(text)))
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             raise Unknown("its answer cannot be read") from error
     return max(prices, default=None)
 
 
-def _prices_in(product: AwsReply) -> Iterator[Micros]:
+def _parse_prices_in(product: AwsReply) -> Iterator[Micros]:
     """Yield every hourly on-demand price of one product; none for a capacity block, which is not sold on demand."""
     if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
         return

@@ -57,8 +57,8 @@ def parse_ec2_instance(region: str, entry: AwsReply) -> Instance:
         deadline_wall=deadline,
         region=region,
         type_id=str(entry.get("InstanceType") or ""),
-        said=" · ".join(word for word in (name, _state_reason(entry)) if word),
-        ended_wall=_end_wall(entry) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
+        said=" · ".join(word for word in (name, _parse_state_reason(entry)) if word),
+        ended_wall=_parse_end_wall(entry) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
     )
 
 
@@ -90,7 +90,7 @@ def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Insta
     return list(found.values())
 
 
-def _state_reason(entry: AwsReply) -> str:
+def _parse_state_reason(entry: AwsReply) -> str:
     """Return EC2's reason for the present state, such as a spot interruption; "" if there is none."""
     words = str((entry.get("StateReason") or {}).get("Message") or "")
     if "SpotInstanceTermination" in words or "SpotInstanceShutdown" in words:
@@ -98,7 +98,7 @@ def _state_reason(entry: AwsReply) -> str:
     return words
 
 
-def _end_wall(entry: AwsReply) -> float | None:
+def _parse_end_wall(entry: AwsReply) -> float | None:
     """Return when an instance ended, from text like `User initiated (2026-11-20 12:00:00 GMT)`; None without one."""
     found = _ENDED.search(str(entry.get("StateTransitionReason") or ""))
     try:

@@ -108,7 +108,7 @@ class AwsProvider:
                 for instance in instances_in(self._wire, region, order.token):
                     if instance.state is not InstanceState.GONE:
                         return instance
-                image = self._image(region, order.image)
+                image = self._choose_image(region, order.image)
                 network = network_of(self._wire, region)
                 group = make_group(self._wire, order, network.vpc, self._my_address)
             except Unknown as error:  # No launch was sent.
@@ -219,7 +219,7 @@ class AwsProvider:
         """Request the removal of a leftover; Unknown while another resource still uses it."""
         remove_leftover(self._wire, leftover)
 
-    def _image(self, region: str, named: str) -> Image:
+    def _choose_image(self, region: str, named: str) -> Image:
         """Return the image for a region. It is chosen only once, so that a repeated order sends the same request."""
         if (region, named) not in self._images:
             self._images[region, named] = choose_image(self._wire, region, named)

@@ -53,8 +53,8 @@ def plan_role(wire: AwsClients) -> RolePlan:
     try:
         arn = role_arn(wire, wire.region)
     except AwsRefused as refused:
-        raise _admin_error(refused, _document(trust), _document(policy)) from refused
-    return RolePlan(account, partition, arn, _document(trust), _document(policy))
+        raise _admin_error(refused, _build_policy_document(trust), _build_policy_document(policy)) from refused
+    return RolePlan(account, partition, arn, _build_policy_document(trust), _build_policy_document(policy))
 
 
 def make_role(wire: AwsClients, plan: RolePlan) -> str:
@@ -103,7 +103,7 @@ def user_policy(plan: RolePlan) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [allowed, passed, spot]}
 
 
-def _document(statement: dict[str, Any]) -> dict[str, Any]:
+def _build_policy_document(statement: dict[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 

@@ -100,7 +100,7 @@ def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Lefto
         if status:
             filters.append({"Name": "status", "Values": [status]})
         for entry in wire.pages("ec2", region, listing, key, Filters=filters):
-            found.extend(_leftover(region, kind, str(entry[name]), entry, token))
+            found.extend(_build_leftover(region, kind, str(entry[name]), entry, token))
     for named in schedules_in(wire, region, token):
         entry = {"id": named.text, "token": named.text, "run": named.run, "deadline_wall": named.deadline_wall}
         found.append(Leftover(provider="aws", kind=SCHEDULE, region=region, **entry))
@@ -125,7 +125,7 @@ def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
             raise explain_refusal(refused) from refused
 
 
-def _leftover(region: str, kind: str, identifier: str, entry: AwsReply, token: str | None) -> Iterator[Leftover]:
+def _build_leftover(region: str, kind: str, identifier: str, entry: AwsReply, token: str | None) -> Iterator[Leftover]:
     """Yield the leftover of an entry if it carries the token (None: any token of gpurun's)."""
     carried, run, deadline = owner(entry)
     if carried and token in (None, carried):

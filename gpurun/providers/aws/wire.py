@@ -82,7 +82,7 @@ class AwsClients:
     @property
     def chosen_region(self) -> str | None:
         """Return the given region, or else the one in the SDK's configuration; None if there is neither."""
-        return self._given or self._opened().region_name
+        return self._given or self._open_session().region_name
 
     @property
     def region(self) -> str:
@@ -91,7 +91,7 @@ class AwsClients:
         If the SDK does not know the chosen region, requests to it would only fail to connect.
         """
         chosen = self.chosen_region or FALLBACK_REGION
-        session = self._opened()
+        session = self._open_session()
         if any(
             chosen in session.get_available_regions("ec2", partition)
             for partition in session.get_available_partitions()
@@ -146,14 +146,14 @@ class AwsClients:
     def endpoint(self) -> str:
         """Return the address of EC2 in the SDK's settings; "" if it is AWS's own, or if the settings are not usable."""
         try:
-            url = str(self._client("ec2", self.region).meta.endpoint_url)
+            url = str(self._get_client("ec2", self.region).meta.endpoint_url)
         except (Unknown, SetupError):
             return ""
         return "" if (urlsplit(url).hostname or "").endswith(_AWS_DOMAINS) else url
 
     def is_near(self, service: str, region: str) -> bool:
         """Return whether the endpoint is on this machine, as only an emulator's is."""
-        host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
+        host = urlsplit(self._get_client(service, region).meta.endpoint_url).hostname or ""
         try:
             return ip_address(host).is_loopback
         except ValueError:
@@ -161,7 +161,7 @@ class AwsClients:
 
     def serves(self, service: str, region: str) -> bool:
         """Return whether the SDK lists the region for a service."""
-        return region in self._opened().get_available_regions(service)
+        return region in self._open_session().get_available_regions(service)
 
     def key_ends_wall(self) -> float:
         """Return when the credentials expire; infinity if never or if they are renewed, 0 if the time is not known."""
@@ -177,7 +177,7 @@ class AwsClients:
 
     def _send(self, service: str, region: str, operation: str, parameters: AwsReply) -> AwsReply:
         """Send one request and return the answer. Every exception of the SDK becomes an error of `_explain`."""
-        client = self._client(service, region)
+        client = self._get_client(service, region)
         changes = not operation.startswith(_READ_ONLY_PREFIXES) and not parameters.get("DryRun")
         if changes:
             crashpoint(f"before aws.{operation}")
@@ -208,13 +208,13 @@ class AwsClients:
         self.clock_ahead_s = ahead_s
         return ahead_s
 
-    def _opened(self) -> Any:
+    def _open_session(self) -> Any:
         try:
             return self._session.boto()
         except Exception as error:
             raise _explain(error, "opening", self._given or "") from error
 
-    def _client(self, service: str, region: str) -> Any:
+    def _get_client(self, service: str, region: str) -> Any:
         try:
             session = self._session.keyed()
         except Exception as error:

@@ -24,24 +24,24 @@ def runpod_wrapper() -> str:
     It reads the deadline (GPURUN_DEADLINE, GPURUN_LEASE_S), the API's address (GPURUN_API_URL) and the host key
     (GPURUN_HOST_KEY_B64) from its environment. RunPod adds the pod's id and a key that can terminate only this pod.
     """
-    return _text("deadline", "request", "runpod")
+    return _read_scripts("deadline", "request", "runpod")
 
 
 def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
     """Return a cloud-config that installs the run's keys and, at every boot, arms a power-off at the deadline."""
     calendar = datetime.fromtimestamp(int(deadline_wall), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    head = _variables(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
-    return _cloud_config(
-        **_host_key(keys),
+    head = _format_variables(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
+    return _format_cloud_config(
+        **_build_host_key_settings(keys),
         ssh_authorized_keys=[keys.client_public.strip()],
         ssh_pwauth=False,
-        bootcmd=[["sh", "-c", head + _text("deadline", "aws")]],
+        bootcmd=[["sh", "-c", head + _read_scripts("deadline", "aws")]],
     )
 
 
 def lambda_user_data(*, keys: RunKeys, guard: str = "") -> str:
     """Return a cloud-config that installs the host key and, at every boot, runs the guard of `lambda_guard`."""
-    return _cloud_config(**_host_key(keys), **({"bootcmd": [guard]} if guard else {}))
+    return _format_cloud_config(**_build_host_key_settings(keys), **({"bootcmd": [guard]} if guard else {}))
 
 
 def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float, lease_s: int) -> str:
@@ -50,27 +50,27 @@ def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float
     It must be a string in `bootcmd`: cloud-init writes strings into a file that only root can read, but would pass a
     list as arguments, which every user can see. In base64, the key needs no quoting and is masked in answers.
     """
-    head = _variables(
+    head = _format_variables(
         BASE_URL=base_url,
         TOKEN=token,
         DEADLINE=str(int(deadline_wall)),
         LEASE_S=str(lease_s),
         KEY_B64=b64encode(key.reveal().encode()).decode(),
     )
-    return head + _text("deadline", "request", "lambda")
+    return head + _read_scripts("deadline", "request", "lambda")
 
 
-def _text(*names: str) -> str:
+def _read_scripts(*names: str) -> str:
     """Return the contents of these scripts, joined in this order."""
     return "\n".join(Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8") for name in names)
 
 
-def _variables(**values: str) -> str:
+def _format_variables(**values: str) -> str:
     """Return shell assignments for the top of a script."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
-def _host_key(keys: RunKeys) -> dict[str, Any]:
+def _build_host_key_settings(keys: RunKeys) -> dict[str, Any]:
     """Return settings that make the run's host key the only one, so the client knows the key before the first boot."""
     private = keys.host_private.get_secret_value()
     return {
@@ -80,6 +80,6 @@ def _host_key(keys: RunKeys) -> dict[str, Any]:
     }
 
 
-def _cloud_config(**settings: Any) -> str:
+def _format_cloud_config(**settings: Any) -> str:
     """Return the settings as a cloud-config. JSON is valid YAML, and is always quoted correctly."""
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

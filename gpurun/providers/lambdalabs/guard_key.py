@@ -32,21 +32,21 @@ class GuardKey:
     def require_accepted(self) -> None:
         """Raise SetupError if Lambda refuses the key: the machine could not end itself, without any sign of that."""
         if self._http is not None:
-            self._ssh_keys(self._http)
+            self._list_ssh_keys(self._http)
 
     def require_same_account(self, key_name: str) -> None:
         """Raise RejectedFor if the key cannot list the new SSH key, because it could not list the machine either."""
         if self._http is None:
             return
         try:
-            is_visible = key_name in self._ssh_keys(self._http)
+            is_visible = key_name in self._list_ssh_keys(self._http)
         except SetupError as error:
             raise RejectedFor(error) from error
         if not is_visible:
             what = "The key for --lambda-guard belongs to another account, so it could not end the machine."
             raise RejectedFor(bad_key(what, hint=_HINT))
 
-    def _ssh_keys(self, http: Http) -> list[str]:
+    def _list_ssh_keys(self, http: Http) -> list[str]:
         """Return the names of the SSH keys that this key can list. Wait first: both keys share one rate limit."""
         self._clock.sleep(self._pause_s)
         try:

@@ -45,7 +45,7 @@ def parse_lambda_instance(entry: Any) -> Instance:
     """
     if not isinstance(entry, dict) or not is_id(entry.get("id")):
         raise Unknown("Lambda listed an instance without an id")
-    tags = _tags(entry)
+    tags = _parse_tags(entry)
     token = parse_token(tags.get(TOKEN), str(entry.get("name")))
     kind, status = get_nested(entry, "instance_type"), str(entry.get("status") or "")
     gpus = get_nested(kind, "specs").get("gpus")
@@ -55,7 +55,7 @@ def parse_lambda_instance(entry: Any) -> Instance:
         token=token.text if token else "",
         run=token.run_or(tags.get(RUN)) if token else "",
         state=_STATES.get(status, InstanceState.UNKNOWN),
-        address=_address(entry.get("ip")),
+        address=_build_address(entry.get("ip")),
         gpu_count=gpus if isinstance(gpus, int) else 0,
         rate_micros_per_hour=hourly_price(kind.get("price_cents_per_hour")),
         deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
@@ -99,13 +99,13 @@ def make_launch_body(order: Order, user_data: str) -> dict[str, Any]:
     return body
 
 
-def _tags(entry: dict[str, Any]) -> dict[str, str]:
+def _parse_tags(entry: dict[str, Any]) -> dict[str, str]:
     listed = entry.get("tags")
     entries = [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
     return {str(tag.get("key")): str(tag.get("value")) for tag in entries}
 
 
-def _address(ip: Any) -> Address | None:
+def _build_address(ip: Any) -> Address | None:
     """Return the address of the instance's sshd; None before it has an IP address.
 
     A host name is not accepted, because it would be resolved by DNS.

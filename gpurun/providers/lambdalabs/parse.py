@@ -45,17 +45,17 @@ _MOST_DIGITS = 9
 
 def is_success(answer: Answer) -> bool:
     """Return whether the answer reports success. Its content is not checked."""
-    return 200 <= answer.status < 300 and not _error(answer)
+    return 200 <= answer.status < 300 and not _parse_error(answer)
 
 
 def code_of(answer: Answer) -> str:
     """Return the error code of an answer; "" if it has none, for example because it is not JSON."""
-    return str(_error(answer).get("code") or "")
+    return str(_parse_error(answer).get("code") or "")
 
 
 def describe_lambda_error(answer: Answer) -> str:
     """Return code and message of an error on one line of limited length. A key that it repeats is removed."""
-    error = _error(answer)
+    error = _parse_error(answer)
     parts = [str(part) for part in (error.get("code"), error.get("message")) if part]
     text = _KEY_LIKE.sub("•••", answer_words(": ".join(parts)))[:300]
     return f"HTTP {answer.status}: {text}" if text else f"HTTP {answer.status} without a reason"
@@ -119,6 +119,6 @@ def get_nested(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _error(answer: Answer) -> dict[str, Any]:
+def _parse_error(answer: Answer) -> dict[str, Any]:
     payload = answer.json
     return get_nested(payload, "error") if isinstance(payload, dict) else {}

@@ -98,15 +98,15 @@ class LambdaProvider:
         self._launches = Gap(pace.launch_s, clock, turns and turns / "lambda-launch")
         self._ailing_mono: dict[str, tuple[float, float]] = {}  # The first and last unhealthy readings.
         self._mark = mark_of_key(self.name, self._base_url, key)
-        self._http = self._opened(key)
+        self._http = self._open_http(key)
         self._guard = None
         if guard_key is not None:
-            own = None if guard_key.reveal() == key.reveal() else self._opened(guard_key)
+            own = None if guard_key.reveal() == key.reveal() else self._open_http(guard_key)
             self._guard = GuardKey(guard_key, own, clock, pace.request_s)
 
     def verify(self) -> Account:
         """Check that the key may list instances. Lambda does not report the account's name."""
-        self._instances()
+        self._list_instances()
         return Account(provider=self.name, identity="Lambda account", clock_ahead_s=self._http.clock_ahead_s)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
@@ -131,7 +131,7 @@ class LambdaProvider:
             sold = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
             if rate is None or sold != (row.type_id, row.gpu_count):
                 continue  # The type is no longer sold or has changed, so the check of the new instance would fail.
-            for region in _regions(entry.get("regions_with_capacity_available")):
+            for region in _list_regions(entry.get("regions_with_capacity_available")):
                 found.append(row.model_copy(update={**now, "region": region, "rate_micros_per_hour": rate}))
         return found
 
@@ -142,7 +142,7 @@ class LambdaProvider:
         """
         if order.keys is None:
             raise Rejected("Lambda does not launch an instance without an SSH key")
-        body = make_launch_body(order, self._user_data(order, order.keys))
+        body = make_launch_body(order, self._build_user_data(order, order.keys))
         try:
             key_name = ssh_keys.register(self._http, order, order.keys.client_public)
         except Unknown as error:  # No launch was sent. If the key was registered, it is found as a leftover.
@@ -155,7 +155,7 @@ class LambdaProvider:
         except (NoCapacity, Rejected):
             self._forget_key(order.token)
             raise
-        return make_launched_instance(order, _launched_id(answer))
+        return make_launched_instance(order, _parse_launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
         """Return every instance that carries the token in its tags or name, including terminated ones.
@@ -163,7 +163,7 @@ class LambdaProvider:
         The lowest id comes first, because Lambda reports no launch time. Because the order is fixed, every process
         that finds two instances for one token takes the same one as the first.
         """
-        ours = [instance for instance in self._instances() if instance.token and token in (None, instance.token)]
+        ours = [instance for instance in self._list_instances() if instance.token and token in (None, instance.token)]
         return sorted(ours, key=lambda instance: instance.id)
 
     def read(self, instance_id: str) -> Instance:
@@ -219,11 +219,11 @@ class LambdaProvider:
 
     def regions(self) -> tuple[str, ...]:
         """Return the names of all regions, with capacity or without."""
-        return tuple(_regions(read_data(self._http.request("GET", "/regions"), list)))
+        return tuple(_list_regions(read_data(self._http.request("GET", "/regions"), list)))
 
     def ask_time(self) -> None:
         """List the instances, because the answer carries Lambda's time."""
-        self._instances()
+        self._list_instances()
 
     def account_mark(self) -> str:
         """Return the mark of the key, because Lambda does not report the key's account. Sends no request."""
@@ -243,7 +243,7 @@ class LambdaProvider:
         self._ailing_mono[read.id] = since, now
         return now - since >= AILING_LIMIT_S
 
-    def _user_data(self, order: Order, keys: RunKeys) -> str:
+    def _build_user_data(self, order: Order, keys: RunKeys) -> str:
         """Return the user data of the machine. With a guard it contains a key, so it must not be logged."""
         from gpurun.providers.guard import lambda_guard, lambda_user_data
 
@@ -258,11 +258,11 @@ class LambdaProvider:
         )
         return lambda_user_data(keys=keys, guard=guard)
 
-    def _opened(self, key: Secret) -> Http:
+    def _open_http(self, key: Secret) -> Http:
         headers = {"Authorization": f"Bearer {key.reveal()}"}
         return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
-    def _instances(self) -> list[Instance]:
+    def _list_instances(self) -> list[Instance]:
         """Return all instances of the account; Unknown if the list is incomplete: an absent instance counts as gone."""
         return [parse_lambda_instance(entry) for entry in read_data(self._http.request("GET", "/instances"), list)]
 
@@ -290,7 +290,7 @@ class LambdaProvider:
                 self.remove(leftover)
 
 
-def _launched_id(answer: Answer) -> str:
+def _parse_launched_id(answer: Answer) -> str:
     """Return the first id in the answer of a launch. Further instances would be found by their token."""
     ids = read_data(answer, dict).get("instance_ids")
     if not isinstance(ids, list) or not ids or not is_id(ids[0]):
@@ -298,7 +298,7 @@ def _launched_id(answer: Answer) -> str:
     return str(ids[0])
 
 
-def _regions(listed: object) -> Iterator[str]:
+def _list_regions(listed: object) -> Iterator[str]:
     """Yield the name of each region in a list of Lambda's."""
     for region in listed if isinstance(listed, list) else ():
         if isinstance(region, dict) and isinstance(region.get("name"), str):

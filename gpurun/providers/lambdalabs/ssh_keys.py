@@ -33,11 +33,11 @@ def register(http: Http, order: Order, public_key: str) -> str:
     because Lambda may not accept a key twice. Rejected if a different key has the name. A lost answer is harmless,
     because a key costs nothing.
     """
-    plain, listed = _without_comment(public_key), _listed(http, refusing=True)
-    same = [_name(key) for key in listed if _without_comment(str(key.get("public_key"))) == plain]
+    plain, listed = _strip_comment(public_key), _list_ssh_keys(http, refusing=True)
+    same = [_parse_name(key) for key in listed if _strip_comment(str(key.get("public_key"))) == plain]
     if order.token in same:
         return order.token
-    if any(_name(key) == order.token for key in listed):
+    if any(_parse_name(key) == order.token for key in listed):
         raise Rejected(f"a different SSH key is registered at Lambda as {order.token}")
     earlier = sorted(name for name in same if (token := parse_token(name)) and token.run_or(order.run) == order.run)
     if earlier:
@@ -52,12 +52,16 @@ def register(http: Http, order: Order, public_key: str) -> str:
 
 def list_key_names(http: Http) -> list[str]:
     """Return the names of all SSH keys that `http` can list with its API key."""
-    return [_name(key) for key in _listed(http)]
+    return [_parse_name(key) for key in _list_ssh_keys(http)]
 
 
 def leftover_keys(http: Http, token: str | None) -> list[Leftover]:
     """Return the SSH keys named by the token (None: by any token), including those that a running machine uses."""
-    return [_leftover(key) for key in _listed(http) if parse_token(_name(key)) and token in (None, _name(key))]
+    return [
+        _build_leftover(key)
+        for key in _list_ssh_keys(http)
+        if parse_token(_parse_name(key)) and token in (None, _parse_name(key))
+    ]
 
 
 def remove_key(http: Http, leftover: Leftover) -> None:
@@ -72,7 +76,7 @@ def remove_key(http: Http, leftover: Leftover) -> None:
     raise explain_lambda_answer(answer)
 
 
-def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
+def _list_ssh_keys(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
     """Return every SSH key of the account. With `refusing`, a refusal is raised as an error of `create`."""
     answer = http.request("GET", "/ssh-keys")
     if refusing and not is_success(answer):
@@ -83,8 +87,8 @@ def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
     return list(listed)
 
 
-def _leftover(key: dict[str, Any]) -> Leftover:
-    name = _name(key)
+def _build_leftover(key: dict[str, Any]) -> Leftover:
+    name = _parse_name(key)
     token = parse_token(name)
     deadline = _COMMENT.search(str(key.get("public_key")))
     return Leftover(
@@ -97,9 +101,9 @@ def _leftover(key: dict[str, Any]) -> Leftover:
     )
 
 
-def _name(key: dict[str, Any]) -> str:
+def _parse_name(key: dict[str, Any]) -> str:
     return str(key.get("name"))
 
 
-def _without_comment(public_key: str) -> str:
+def _strip_comment(public_key: str) -> str:
     return " ".join(public_key.split()[:2])

@@ -22,11 +22,11 @@ def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: floa
     found = []
     for cloud in CLOUDS if known else ():
         query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
-        for kind in _entries(http, "gpus", query, region):
-            row = _best_row(known, str(kind.get("id")), need.count, cloud)
-            price = _price(kind, cloud, need.count)
+        for kind in _list_available_entries(http, "gpus", query, region):
+            row = _choose_best_row(known, str(kind.get("id")), need.count, cloud)
+            price = _parse_price(kind, cloud, need.count)
             if row is not None and price is not None:
-                found.append(_offer(row, need.count, times(price, need.count), cloud, now_wall))
+                found.append(_build_offer(row, need.count, times(price, need.count), cloud, now_wall))
     return found
 
 
@@ -35,39 +35,45 @@ def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float, region: str 
     found = []
     for row in {offer.type_id: offer for offer in known}.values():
         flavour, vcpus = flavour_of(row.type_id)
-        for kind in _entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}, region):
-            price = rate(_part(kind, "price").get("securePerVcpu"))
-            if kind.get("id") == flavour and price is not None and _number(_part(kind, "vcpu").get("max")) >= vcpus:
-                found.append(_offer(row, 0, times(price, vcpus), "secure", now_wall))
+        for kind in _list_available_entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}, region):
+            price = rate(_parse_part(kind, "price").get("securePerVcpu"))
+            if (
+                kind.get("id") == flavour
+                and price is not None
+                and _parse_number(_parse_part(kind, "vcpu").get("max")) >= vcpus
+            ):
+                found.append(_build_offer(row, 0, times(price, vcpus), "secure", now_wall))
     return found
 
 
 def data_centers(http: Http) -> tuple[str, ...]:
     """Return the ids of all data centres."""
-    listed = _listed(http, "datacenters", "dataCenters", {})
+    listed = _list_entries(http, "datacenters", "dataCenters", {})
     return tuple(str(center["id"]) for center in listed if isinstance(center.get("id"), str))
 
 
-def _entries(http: Http, what: str, query: Mapping[str, str], region: str | None) -> Iterator[Mapping[str, Any]]:
+def _list_available_entries(
+    http: Http, what: str, query: Mapping[str, str], region: str | None
+) -> Iterator[Mapping[str, Any]]:
     """Yield the entries that are available in the region; if no region is given, those that are available anywhere.
 
     An entry with unknown availability counts as available.
     """
-    for entry in _listed(http, what, what, query):
+    for entry in _list_entries(http, what, what, query):
         places = entry.get("dataCenters")
         if region is not None and isinstance(places, list):
-            levels = [place.get("availability") for place in places if _is_at(place, region)]
+            levels = [place.get("availability") for place in places if _is_in_region(place, region)]
         else:
             levels = [entry.get("availability")]
         if any(level != "NONE" for level in levels):
             yield entry
 
 
-def _is_at(place: object, region: str) -> bool:
+def _is_in_region(place: object, region: str) -> bool:
     return isinstance(place, dict) and place.get("id") == region
 
 
-def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+def _list_entries(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     answer = http.request("GET", f"/v2/catalog/{what}", query=query)
     if answer.status != 200:
         raise explain_runpod_answer(answer)
@@ -77,7 +83,7 @@ def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterat
     yield from (entry for entry in listed if isinstance(entry, dict))
 
 
-def _best_row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
+def _choose_best_row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
     """Return the known row of this type that fits count and cloud best; None if there is none.
 
     Only its facts about the card and its boot time are used.
@@ -86,14 +92,14 @@ def _best_row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> O
     return max(rows, key=lambda row: (row.gpu_count == count, row.tier == cloud, row.gpu_count), default=None)
 
 
-def _price(kind: Mapping[str, Any], cloud: str, count: int) -> Micros | None:
+def _parse_price(kind: Mapping[str, Any], cloud: str, count: int) -> Micros | None:
     """Return the price of one GPU in a cloud; None if the cloud does not offer that many in one machine."""
-    if kind.get(cloud) is not True or _number(_part(kind, "maxCount").get(cloud)) < count:
+    if kind.get(cloud) is not True or _parse_number(_parse_part(kind, "maxCount").get(cloud)) < count:
         return None
-    return rate(_part(kind, "price").get(cloud))
+    return rate(_parse_part(kind, "price").get(cloud))
 
 
-def _offer(row: Offer, count: int, whole: Micros, cloud: str, now_wall: float) -> Offer:
+def _build_offer(row: Offer, count: int, whole: Micros, cloud: str, now_wall: float) -> Offer:
     stamp = utc(now_wall)
     return row.model_copy(
         update={
@@ -109,10 +115,10 @@ def _offer(row: Offer, count: int, whole: Micros, cloud: str, now_wall: float) -
     )
 
 
-def _part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _parse_part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = entry.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _number(value: object) -> int:
+def _parse_number(value: object) -> int:
     return value if isinstance(value, int) else 0

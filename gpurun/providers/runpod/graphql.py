@@ -61,7 +61,7 @@ def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) ->
             input=request,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(base_url),
+            env=_build_environment(base_url),
             timeout=limit_s + 1,
             cwd="/",
             check=False,
@@ -69,7 +69,7 @@ def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) ->
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unknown(f"RunPod's GraphQL gave no answer: {type(error).__name__}") from None
     crashpoint("after runpod graphql")
-    return _data(child.stdout)
+    return _parse_data(child.stdout)
 
 
 def quote_text(value: str) -> str:
@@ -77,7 +77,7 @@ def quote_text(value: str) -> str:
     return json.dumps(value)
 
 
-def _data(answer: bytes) -> dict[str, Any]:
+def _parse_data(answer: bytes) -> dict[str, Any]:
     try:
         payload = json.loads(answer[:_ANSWER_LIMIT_BYTES], parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _data(answer: bytes) -> dict[str, Any]:
     return dict(payload["data"])
 
 
-def _environment(base_url: str) -> dict[str, str]:
+def _build_environment(base_url: str) -> dict[str, str]:
     """Return the SDK's environment: the address, the proxies, and no .netrc, because that could replace the key."""
     proxies = {f"{scheme.upper()}_PROXY": url for scheme, url in getproxies().items() if scheme in ("https", "no")}
     here = {"RUNPOD_API_BASE_URL": base_url, "NETRC": os.devnull, "PYTHONPATH": str(Path(__file__).parents[3])}

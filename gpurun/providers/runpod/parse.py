@@ -118,7 +118,7 @@ def money(value: object) -> Micros | None:
     RunPod's amounts passed through floats (14.320000000000002). If rounding to seven digits changes one by less than a
     micro-dollar, the difference is taken as float noise.
     """
-    amount = _number(value)
+    amount = _parse_number(value)
     if amount is None:
         return None
     plain = Precision(prec=7).plus(amount)
@@ -131,7 +131,7 @@ def rate(value: object) -> Micros | None:
     RunPod's prices passed through single-precision floats: 36.72 may arrive as 36.720001220703125. So the rate is the
     shortest decimal that such a float can stand for. The relative error is below 2e-7.
     """
-    amount = _number(value)
+    amount = _parse_number(value)
     if amount is None or amount <= 0:
         return None
     for places in range(_MOST_PLACES + 1):
@@ -141,7 +141,7 @@ def rate(value: object) -> Micros | None:
     return usd(amount)
 
 
-def _number(value: object) -> Decimal | None:
+def _parse_number(value: object) -> Decimal | None:
     """Return a number that may be an amount of dollars; None for anything else. The JSON was parsed without floats."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return None

@@ -44,22 +44,22 @@ def parse_pod(pod: Any) -> Instance:
     """Return a pod of the account as an instance; Unknown if it has no id, because it could be any pod."""
     if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
         raise Unknown("RunPod listed a pod without an id")
-    env = _dict(pod.get("env"))
-    token = parse_token(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
-    gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
+    env = _parse_dict(pod.get("env"))
+    token = parse_token(_parse_text(env.get("GPURUN_TOKEN")), _parse_text(pod.get("name")))
+    gpu, cpu = _parse_dict(pod.get("gpu")), _parse_dict(pod.get("cpu"))
     status = str(pod.get("status") or "")
     count = gpu.get("count")
     return Instance(
         id=pod["id"],
         provider="runpod",
         token=token.text if token else "",
-        run=token.run_or(_text(env.get("GPURUN_RUN"))) if token else "",
+        run=token.run_or(_parse_text(env.get("GPURUN_RUN"))) if token else "",
         state=_STATES.get(status, InstanceState.UNKNOWN),
-        address=_address(pod),
+        address=_parse_address(pod),
         gpu_count=count if isinstance(count, int) else 0,
         rate_micros_per_hour=rate(pod.get("cost")),
-        created_wall=_wall(pod.get("createdAt")),
-        deadline_wall=token.deadline_or(_text(env.get("GPURUN_DEADLINE"))) if token else None,
+        created_wall=_parse_wall(pod.get("createdAt")),
+        deadline_wall=token.deadline_or(_parse_text(env.get("GPURUN_DEADLINE"))) if token else None,
         region=str(pod.get("dataCenterId") or ""),
         type_id=str(gpu.get("id") or "") or (f"{cpu.get('id')}-{cpu.get('vcpuCount')}" if cpu else ""),
         said=status,
@@ -130,27 +130,27 @@ def flavour_of(type_id: str) -> tuple[str, int]:
     return flavour, int(vcpus)
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _parse_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _address(pod: dict[str, Any]) -> Address | None:
+def _parse_address(pod: dict[str, Any]) -> Address | None:
     """Return the direct address of the pod's sshd; None if it has none.
 
     RunPod's proxy is not used, because it cannot transfer files and has another host key.
     """
-    direct = _dict(_dict(pod.get("ssh")).get("direct"))
+    direct = _parse_dict(_parse_dict(pod.get("ssh")).get("direct"))
     host, port = direct.get("host"), direct.get("port")
     if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 65536:
         return None
     return Address(kind="ssh", host=host, port=port, user=str(direct.get("username") or "root"))
 
 
-def _text(value: Any) -> str:
+def _parse_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _wall(value: Any) -> float | None:
+def _parse_wall(value: Any) -> float | None:
     try:
         moment = datetime.fromisoformat(str(value))
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -73,10 +73,10 @@ class RunPodProvider:
 
     def verify(self) -> Account:
         """Check the key by listing pods and deleting a pod that does not exist, which needs full access."""
-        list(self._pods())
+        list(self._list_pods())
         probe = self._http.request("DELETE", "/v2/pods/gpurun-none")
         missing = ("write access to pods",) if probe.status in (401, 403) else ()
-        identity, balance = self._identity_and_balance()
+        identity, balance = self._query_identity_and_balance()
         ahead = self._http.clock_ahead_s
         return Account(
             provider=self.name, identity=identity, missing=missing, balance_micros=balance, clock_ahead_s=ahead
@@ -116,13 +116,13 @@ class RunPodProvider:
         """
         found: dict[str, Instance] = {}
         try:
-            for pod in self._pods():
+            for pod in self._list_pods():
                 instance = parse_pod(pod)
                 if instance.token and token in (None, instance.token):
                     found[instance.id] = instance
         except Unknown as error:
-            raise Unknown(str(error), found=_oldest_first(found)) from error
-        return list(_oldest_first(found))
+            raise Unknown(str(error), found=_sort_oldest_first(found)) from error
+        return list(_sort_oldest_first(found))
 
     def read(self, instance_id: str) -> Instance:
         """Return one pod; GONE after a 404, which alone proves nothing: the list of pods must lack it, too."""
@@ -156,8 +156,8 @@ class RunPodProvider:
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
         """Return what RunPod billed for these hours, settled an hour after their end; None if it has no record."""
-        begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
-        window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
+        begin, end = _round_down_to_hour(from_wall), _round_down_to_hour(to_wall) + timedelta(hours=1)
+        window = {"startTime": _format_moment(begin), "endTime": _format_moment(end), "bucketSize": "hour"}
         answer = self._http.request("GET", "/v2/billing/pods", query={"podId": check_pod_id(instance_id), **window})
         if answer.status != 200:
             raise explain_runpod_answer(answer)
@@ -165,7 +165,9 @@ class RunPodProvider:
         if not isinstance(records, list):
             raise Unknown("RunPod's billing cannot be read")
         amounts = [
-            _amount(record) for record in records if isinstance(record, dict) and record.get("podId") == instance_id
+            _parse_amount(record)
+            for record in records
+            if isinstance(record, dict) and record.get("podId") == instance_id
         ]
         if not amounts:
             return None
@@ -206,10 +208,10 @@ class RunPodProvider:
         answer = self._http.request("POST", "/graphql", body=_USER_QUERY)
         if answer.status >= 500:
             raise explain_runpod_answer(answer)
-        user = _user_of(answer.json) if answer.status == 200 else ""
+        user = _parse_user_id(answer.json) if answer.status == 200 else ""
         if user:
             return mark_of_account(self.name, user)
-        list(self._pods())  # A key that may list pods is valid, even if GraphQL refuses it.
+        list(self._list_pods())  # A key that may list pods is valid, even if GraphQL refuses it.
         return mark_of_key(self.name, self._base_url, self._key)
 
     def _post(self, body: dict[str, Any]) -> Answer:
@@ -217,7 +219,7 @@ class RunPodProvider:
             raise Rejected(f"the order is larger than the {BODY_LIMIT_BYTES} bytes that RunPod accepts")
         return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
 
-    def _pods(self) -> Iterator[Any]:
+    def _list_pods(self) -> Iterator[Any]:
         """Yield every pod of the account; Unknown if the list is incomplete, because an absent pod counts as gone."""
         query: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
@@ -228,7 +230,7 @@ class RunPodProvider:
             if not isinstance(page, dict) or not isinstance(page.get("pods"), list):
                 raise Unknown("RunPod's list of pods cannot be read")
             yield from page["pods"]
-            cursor, more = _next_page(page)
+            cursor, more = _parse_next_page(page)
             if not more:
                 return
             if not cursor or cursor == query.get("cursor"):
@@ -236,7 +238,7 @@ class RunPodProvider:
             query = {"cursor": cursor}
         raise Unknown("RunPod's list of pods has more pages, but the next one cannot be read")
 
-    def _identity_and_balance(self) -> tuple[str, Micros | None]:
+    def _query_identity_and_balance(self) -> tuple[str, Micros | None]:
         """Return the account's name and balance from GraphQL; a general name and None if that fails."""
         if graphql.is_installed():
             try:
@@ -248,11 +250,11 @@ class RunPodProvider:
         return "RunPod account", None
 
 
-def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
+def _sort_oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
     return tuple(sorted(found.values(), key=lambda instance: (instance.created_wall or 0.0, instance.id)))
 
 
-def _user_of(payload: object) -> str:
+def _parse_user_id(payload: object) -> str:
     """Return the user's id; "" if GraphQL refuses the key, Unknown if its answer cannot be read."""
     if not isinstance(payload, dict) or not ({"data", "errors"} & set(payload)):
         raise Unknown("RunPod's GraphQL gave no complete answer")
@@ -263,7 +265,7 @@ def _user_of(payload: object) -> str:
     return str(me.get("id") or "") if isinstance(me, dict) else ""
 
 
-def _next_page(page: Mapping[str, Any]) -> tuple[str, bool]:
+def _parse_next_page(page: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the cursor of the next page ("" if it cannot be read), and whether there is a next page."""
     parts = [page, *(page[name] for name in ("pagination", "pageInfo", "meta") if isinstance(page.get(name), dict))]
     for part in parts:
@@ -275,16 +277,16 @@ def _next_page(page: Mapping[str, Any]) -> tuple[str, bool]:
     return "", False
 
 
-def _amount(record: Mapping[str, Any]) -> Micros:
+def _parse_amount(record: Mapping[str, Any]) -> Micros:
     amount = money(record.get("totalAmount"))
     if amount is None:
         raise Unknown("RunPod's billing has a record without an amount")
     return amount
 
 
-def _hour(wall: float) -> datetime:
+def _round_down_to_hour(wall: float) -> datetime:
     return datetime.fromtimestamp(wall, UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def _stamp(moment: datetime) -> str:
+def _format_moment(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")

@@ -38,7 +38,7 @@ class _Bid:
 
 def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Offer]:
     """Return these offers as spot pods at the lowest bid, without those for which RunPod accepts no bid now."""
-    bids = _lowest_bids(offers, key, base_url) if offers else []
+    bids = _query_lowest_bids(offers, key, base_url) if offers else []
     return [
         offer.model_copy(
             update={
@@ -58,7 +58,7 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     The answer has few fields, so the pod's type and price are read later. Raises the same errors as `create`.
     """
     try:
-        (bid,) = _lowest_bids([order.offer], key, base_url)
+        (bid,) = _query_lowest_bids([order.offer], key, base_url)
     except SetupError as error:  # No pod was requested yet.
         raise RejectedFor(error) from error
     except Unknown as error:
@@ -66,7 +66,7 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
         raise NoCapacity("no spot pod is available at the agreed price")
     try:
-        data = ask(_mutation(order, bid.text, base_url, guard), key, base_url)
+        data = ask(_build_mutation(order, bid.text, base_url, guard), key, base_url)
     except GraphqlRefused as error:
         raise refusal_in_words(str(error)) from error
     except SetupError as error:
@@ -79,7 +79,7 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     return created.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
 
 
-def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
+def _query_lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
     """Return the lowest bid for one GPU of each offer, read in one query; None where RunPod accepts no bid."""
     queries = " ".join(
         f"o{number}:gpuTypes(input:{{id:{quote_text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
@@ -88,12 +88,12 @@ def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_B
     )
     try:
         data = ask(f"query{{{queries}}}", key, base_url)
-        return [_bid(data[f"o{number}"]) for number in range(len(offers))]
+        return [_parse_bid(data[f"o{number}"]) for number in range(len(offers))]
     except (GraphqlRefused, KeyError, TypeError, IndexError) as error:
         raise Unknown(f"RunPod's GraphQL returned no lowest bid: {error}") from error
 
 
-def _bid(kinds: Any) -> _Bid | None:
+def _parse_bid(kinds: Any) -> _Bid | None:
     price = kinds[0]["lowestPrice"] if kinds else None
     if not price or not price["stockStatus"]:
         return None
@@ -101,7 +101,7 @@ def _bid(kinds: Any) -> _Bid | None:
     return None if micros is None else _Bid(f"{price['minimumBidPrice']:f}", micros)
 
 
-def _mutation(order: Order, bid: str, base_url: str, guard: str) -> str:
+def _build_mutation(order: Order, bid: str, base_url: str, guard: str) -> str:
     """Return the mutation that rents a spot pod. All strings are escaped; its numbers need no escape."""
     offer, image = order.offer, order.image or IMAGE
     env = [

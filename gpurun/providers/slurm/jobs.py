@@ -148,7 +148,7 @@ def jobs_in(squeue: str) -> list[SlurmJob]:
     """
     found: dict[int, list[SlurmJob]] = {}
     for line in squeue.splitlines():
-        if (job := _job(line)) is not None:
+        if (job := _parse_job(line)) is not None:
             found.setdefault(job.number, []).append(job)
     return [_merge_array(jobs) for jobs in found.values()]
 
@@ -207,7 +207,7 @@ def is_cancelled_by_user(sacct: str, token: str) -> bool | None:
     return None
 
 
-def _job(line: str) -> SlurmJob | None:
+def _parse_job(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 7)
     number = _NUMBER.fullmatch(fields[0])
     if len(fields) < 8 or number is None:
@@ -233,13 +233,13 @@ def _job(line: str) -> SlurmJob | None:
         run=token.run_or(run),
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,
-        submitted_wall=_wall(submitted),
+        submitted_wall=_parse_wall(submitted),
         used_s=used_s if state is not InstanceState.GONE or word != "FAILED" else None,
-        ended_wall=_wall(ends) if state is InstanceState.GONE else None,
+        ended_wall=_parse_wall(ends) if state is InstanceState.GONE else None,
     )
 
 
-def _wall(text: str) -> float | None:
+def _parse_wall(text: str) -> float | None:
     return float(text) if re.fullmatch(r"[0-9]{9,11}", text) else None
 
 
@@ -275,7 +275,9 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
             Partition(
                 name=marked.rstrip("*"),
                 longest_s=max(parse_slurm_time(row[2]) for row in ours),
-                nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_UNAVAILABLE)),
+                nodes=tuple(
+                    (_count_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_UNAVAILABLE)
+                ),
                 over_s=over_s,
                 tracker=tracker,
                 idle=sum(int(row[4]) for row in ours if row[3].startswith("idle")),
@@ -286,6 +288,6 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
     return parts
 
 
-def _gpus(listed: str, gres: str) -> int:
+def _count_gpus(listed: str, gres: str) -> int:
     found: Iterable[tuple[str, str]] = _GRES.findall(listed)
     return sum(int(count) for kind, count in found if gres in (kind, kind.partition(":")[0]))

@@ -197,27 +197,27 @@ class SlurmProvider:
         found, missing = list[str](), list[str]()
         for site in self._sites.values():
             name, workdir = site.cluster.name, site.cluster.workdir
-            lines = self._output_of(site, ["sh", "-c", _CHECK_WORKDIR, "gpurun", workdir]).splitlines()
-            found.append(f"{lines[0]} on {name} ({self._cluster_name(site)})")
+            lines = self._read_output(site, ["sh", "-c", _CHECK_WORKDIR, "gpurun", workdir]).splitlines()
+            found.append(f"{lines[0]} on {name} ({self._read_cluster_name(site)})")
             if lines[1:2] == ["shut"]:
                 missing.append(f"write to {workdir} on {name}")
         return Account(provider=self.name, identity=", ".join(found), missing=tuple(missing))
 
     def account_mark(self) -> str:
         """Return the Slurm name of the cluster for new jobs: its table in config.toml may later name another one."""
-        return f"cluster:{self._cluster_name(self._first)}"
+        return f"cluster:{self._read_cluster_name(self._first)}"
 
-    def _cluster_name(self, site: Site) -> str:
+    def _read_cluster_name(self, site: Site) -> str:
         """Return the name that the cluster has in Slurm, which is the same on each of its login nodes."""
         found = re.search(
-            r"^ClusterName\s*=\s*(\S+)", self._output_of(site, ["scontrol", "show", "config"]), re.MULTILINE
+            r"^ClusterName\s*=\s*(\S+)", self._read_output(site, ["scontrol", "show", "config"]), re.MULTILINE
         )
         return found[1] if found else site.cluster.host
 
     def partition(self) -> Partition:
         """Return the partition for new jobs; NoCapacity if it does not exist or is not up."""
         cluster = self._first.cluster
-        found = partition_in(self._sinfo(), cluster.partition, cluster.gres)
+        found = partition_in(self._run_sinfo(), cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
             raise NoCapacity(f"{cluster.name} has no {which} that is up")
@@ -225,10 +225,10 @@ class SlurmProvider:
 
     def partitions(self) -> list[Partition]:
         """Return every partition of the cluster that gets new jobs."""
-        return partitions_in(self._sinfo(), self._first.cluster.gres)
+        return partitions_in(self._run_sinfo(), self._first.cluster.gres)
 
-    def _sinfo(self) -> str:
-        return self._output_of(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
+    def _run_sinfo(self) -> str:
+        return self._read_output(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """Return one offer at the cluster's price, or none if the partition has too few nodes with enough GPUs.
@@ -283,8 +283,8 @@ class SlurmProvider:
             raise Rejected(
                 f"partition {part.name} limits a job to {limit}, but this one needs {minutes:,} min", of_offer=True
             )
-        folder = _folder(site, order.token)
-        options = self._options(order, minutes, folder)
+        folder = _format_folder_path(site, order.token)
+        options = self._list_options(order, minutes, folder)
         argv = ["sh", "-c", _SUBMIT, "gpurun", site.cluster.workdir, order.token, *options]
         crashpoint("before slurm.create")
         reply = self._run(
@@ -301,9 +301,9 @@ class SlurmProvider:
             return self.read(f"{site.cluster.name}/{number}{_LEADER_SUFFIX if order.offer.jobs > 1 else ''}")
         words = last_words(reply.stderr.encode()) or f"sbatch ended with {reply.exit_code}"
         if reply.exit_code == NO_FOLDER:
-            raise RejectedFor(_no_folder(site.cluster, words))
+            raise RejectedFor(_no_folder_error(site.cluster, words))
         if "job submission failed" in words.lower() and not _CONNECTION_LOST.search(words):
-            self._drop(site, order.token)
+            self._remove_folder(site, order.token)
             refusal, cure = sbatch_refusal(reply.stderr)
             if not cure:
                 raise Rejected(words, of_offer=True)
@@ -312,11 +312,11 @@ class SlurmProvider:
             raise RejectedFor(error, of_offer=True)
         raise Unknown(words)
 
-    def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
+    def _list_options(self, order: Order, minutes: int, folder: str) -> list[str]:
         """Return the options of sbatch for an order."""
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
-            *self._requirements(order.offer, minutes),
+            *self._list_requirements(order.offer, minutes),
             "--parsable",
             *([f"--array=0-{order.offer.jobs - 1}"] if order.offer.jobs > 1 else []),
             f"--job-name={order.token}",
@@ -329,7 +329,7 @@ class SlurmProvider:
             f"--output={folder}/job.log",
         ]
 
-    def _requirements(self, offer: Offer, minutes: int) -> list[str]:
+    def _list_requirements(self, offer: Offer, minutes: int) -> list[str]:
         """Return the options that request nodes, GPUs and time.
 
         The user's own options come first, because sbatch obeys the last of two equal options.
@@ -351,7 +351,7 @@ class SlurmProvider:
         Raises a NoOffer that says what to change if Slurm would refuse the job.
         """
         site = self._first
-        requirements = self._requirements(offer, max(1, lease_s // 60))
+        requirements = self._list_requirements(offer, max(1, lease_s // 60))
         reply = self._run(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *requirements], b"#!/bin/sh\n")
         if found := STARTS.search(reply.stderr):
             is_some_day = len(found[1]) <= MOST_DIGITS
@@ -374,7 +374,7 @@ class SlurmProvider:
         found = _LOOK_RESULT.search(reply.stdout)
         setup, python, disk, words = found.groups() if found else ("", "", "", "")
         if setup == "shut":
-            raise _no_folder(cluster)
+            raise _no_folder_error(cluster)
         lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
         where = f"on the login node of {cluster.name}"
         if not python.isdigit():
@@ -430,8 +430,8 @@ class SlurmProvider:
         named = [f"--name={token}"] if token else []
 
         def jobs(site: Site) -> list[Instance]:
-            listed = jobs_in(self._output_of(site, [*_QUEUE, *named]))
-            return [self._instance(site, job) for job in listed if token in (None, job.token.text)]
+            listed = jobs_in(self._read_output(site, [*_QUEUE, *named]))
+            return [self._build_instance(site, job) for job in listed if token in (None, job.token.text)]
 
         found, silent = self._query_all(jobs)
         found.sort(key=lambda instance: (instance.created_wall or 0.0, instance.id))
@@ -461,11 +461,11 @@ class SlurmProvider:
         job_id = number.removesuffix(_LEADER_SUFFIX)
         reply = self._run(site, [*_QUEUE, "-j", job_id])
         if reply.exit_code and "invalid job id" not in reply.stderr.lower():
-            raise Unknown(_failed("squeue", reply))
+            raise Unknown(_describe_failure("squeue", reply))
         job = next((job for job in jobs_in(reply.stdout) if str(job.number) == job_id), None)
         if job is None:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
-        return self._instance(site, job)
+        return self._build_instance(site, job)
 
     def destroy(self, instance_id: str) -> None:
         """Request the end of the job. scancel gets number and name, in case Slurm reused the number for another job.
@@ -480,24 +480,27 @@ class SlurmProvider:
         is_up = known.state is InstanceState.RUNNING and parse_token(known.token) is not None
         if (
             is_up
-            and self._run(site, ["sh", "-c", _LET_PILOT_EXIT, "gpurun", _folder(site, known.token)]).exit_code == 0
+            and self._run(
+                site, ["sh", "-c", _LET_PILOT_EXIT, "gpurun", _format_folder_path(site, known.token)]
+            ).exit_code
+            == 0
         ):
             return
         reply = self._run(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_LEADER_SUFFIX)])
         crashpoint("after slurm.destroy")
         if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # The job has just ended.
-            raise Unknown(_failed("scancel", reply))
+            raise Unknown(_describe_failure("scancel", reply))
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Return the run folders in the shared workdir of every cluster."""
 
         def folders(site: Site) -> list[Leftover]:
-            names = self._output_of(site, ["sh", "-c", _LIST_FOLDERS, "gpurun", site.cluster.workdir]).splitlines()
+            names = self._read_output(site, ["sh", "-c", _LIST_FOLDERS, "gpurun", site.cluster.workdir]).splitlines()
             return [
                 Leftover(
                     provider=self.name,
                     kind="folder",
-                    id=f"{site.cluster.name}:{_folder(site, named.text)}",
+                    id=f"{site.cluster.name}:{_format_folder_path(site, named.text)}",
                     run=named.run,
                     token=named.text,
                     holds=f"{named.text}/{_FINISHED}" in names,
@@ -518,10 +521,10 @@ class SlurmProvider:
         site = self._sites.get(leftover.region)
         if site is None or parse_token(leftover.token) is None:
             raise Rejected(f"{leftover.id!r} is not a folder of gpurun's")
-        self._drop(site, leftover.token)
+        self._remove_folder(site, leftover.token)
 
-    def _drop(self, site: Site, token: str) -> None:
-        self._output_of(site, ["rm", "-rf", "--", _folder(site, token)])
+    def _remove_folder(self, site: Site, token: str) -> None:
+        self._read_output(site, ["rm", "-rf", "--", _format_folder_path(site, token)])
 
     def _locate(self, instance_id: str) -> tuple[Site, str]:
         """Split the id `CLUSTER/NUMBER`. Return the cluster and the job number, which is `N_0` for a job array.
@@ -535,9 +538,9 @@ class SlurmProvider:
             raise Unknown(f"config.toml describes no cluster {name!r}")
         return self._sites[name], number
 
-    def _instance(self, site: Site, job: SlurmJob) -> Instance:
+    def _build_instance(self, site: Site, job: SlurmJob) -> Instance:
         cluster, is_up = site.cluster, job.state is InstanceState.RUNNING
-        folder = _folder(site, job.token.text)
+        folder = _format_folder_path(site, job.token.text)
         where = Address(kind="folder" if cluster.is_here else "ssh", folder=folder)
         if not cluster.is_here:
             where = where.model_copy(update={"host": cluster.host, "port": cluster.port, "user": cluster.user})
@@ -562,7 +565,7 @@ class SlurmProvider:
         """Return why a job waits, its place in the queue and its expected start, as Slurm reports them now."""
         site, number = self._locate(instance.id)
         words = [instance.said.removeprefix("PENDING: ")]
-        own, _, waiting = self._output_of(site, ["sh", "-c", _QUEUE_PLACE, "gpurun", number]).strip().partition("\n")
+        own, _, waiting = self._read_output(site, ["sh", "-c", _QUEUE_PLACE, "gpurun", number]).strip().partition("\n")
         place, start, partition = (*own.split("|"), "", "", "")[:3]
         if place.isdigit() and waiting.isdigit():
             words.append(f"place {place} of {waiting} in {safe_line(partition)}")
@@ -587,10 +590,10 @@ class SlurmProvider:
         if self.was_ended_by_user(instance):
             what = f"The job was cancelled on {cluster.name} by its own user, so the run ends."
             return NoOffer("slurm.cancelled", what, hint="To try again, start a new run.")
-        folder = _folder(site, instance.token) if parse_token(instance.token) else ""
+        folder = _format_folder_path(site, instance.token) if parse_token(instance.token) else ""
         if not folder:
             return None
-        ended, _, words = self._output_of(site, ["sh", "-c", _READ_SETUP_FAILURE, "gpurun", folder]).partition("\n")
+        ended, _, words = self._read_output(site, ["sh", "-c", _READ_SETUP_FAILURE, "gpurun", folder]).partition("\n")
         code, _, part = ended.partition(" ")
         if not code:
             return None
@@ -623,13 +626,15 @@ class SlurmProvider:
         site, _ = self._locate(instance.id)
         if not (site.cluster.setup or site.cluster.container) or parse_token(instance.token) is None:
             return b""
-        return self._output_of(site, ["sh", "-c", _READ_SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
+        return self._read_output(
+            site, ["sh", "-c", _READ_SETUP_LOG, "gpurun", _format_folder_path(site, instance.token)]
+        ).encode()
 
-    def _output_of(self, site: Site, argv: Sequence[str]) -> str:
+    def _read_output(self, site: Site, argv: Sequence[str]) -> str:
         """Return the output of a command; Unknown if the command fails."""
         reply = self._run(site, argv)
         if reply.exit_code:
-            raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", reply))
+            raise Unknown(_describe_failure(argv[0] if argv[0] not in ("env", "sh") else "Slurm", reply))
         return reply.stdout
 
     def _run(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> LoginNodeResult:
@@ -644,17 +649,17 @@ class SlurmProvider:
         return reply
 
 
-def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
+def _no_folder_error(cluster: Cluster, words: str = "") -> SetupError:
     """Return the error for a workdir in which the user cannot create a folder."""
     what = f"You cannot write to {cluster.workdir} on {cluster.name}" + (f": {words}." if words else ".")
     hint = f"Name a writable folder that login and compute nodes share: workdir = … in [slurm.{cluster.name}]."
     return SetupError("slurm.workdir", what, hint=hint)
 
 
-def _folder(site: Site, token: str) -> str:
+def _format_folder_path(site: Site, token: str) -> str:
     """Return the run's folder in the shared workdir."""
     return str(PurePosixPath(site.cluster.workdir) / token)
 
 
-def _failed(program: str, reply: LoginNodeResult) -> str:
+def _describe_failure(program: str, reply: LoginNodeResult) -> str:
     return f"{program} ended with {reply.exit_code}: {last_words(reply.stderr.encode()) or 'it printed nothing'}"

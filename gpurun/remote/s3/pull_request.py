@@ -88,8 +88,8 @@ def have_pulled(
     for _ in range(MOST_FRESH):
         came.failed = {}
         for some in _divide_into_orders({file.sha256: file for file in files if file.sha256 not in came.files}):
-            order = {"v": 1, "files": [_entry_for(bucket, file) for file in some]}
-            _order(far, order, {file.sha256 for file in some}, came, on_progress, timeout_s)
+            order = {"v": 1, "files": [_build_entry(bucket, file) for file in some]}
+            _send_order(far, order, {file.sha256 for file in some}, came, on_progress, timeout_s)
         if not any(refusal.code == "expired" for refusal in came.failed.values()):
             return
 
@@ -106,7 +106,7 @@ def have_downloaded(
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
     sizes = {"part_bytes": MOST_PART_BYTES, "codec": "none", "parts": None}
     entries = [{"sha256": part.sha256, "bytes": part.bytes, **sizes, "url": part.url} for part in missing.values()]
-    _order(far, {"v": 1, "origin": origin, "files": entries}, set(missing), came, on_progress, timeout_s)
+    _send_order(far, {"v": 1, "origin": origin, "files": entries}, set(missing), came, on_progress, timeout_s)
 
 
 def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
@@ -121,7 +121,7 @@ def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFil
         yield batch
 
 
-def _order(
+def _send_order(
     far: AsksForPull, order: dict[str, object], requested: set[str], came: PullResult, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
@@ -143,7 +143,7 @@ def _order(
     came.failed |= {refusal.sha256: refusal for refusal in last.failed if refusal.sha256 in requested}
 
 
-def _entry_for(bucket: Bucket, file: StagedFile) -> dict[str, object]:
+def _build_entry(bucket: Bucket, file: StagedFile) -> dict[str, object]:
     url = bucket.url_to_get(data_key(bucket, file.sha256), SIGNED_S).reveal()
     parts = list(zip(file.sent, file.digests, strict=True))
     sizes = {"bytes": file.bytes, "part_bytes": file.part_bytes}
@@ -166,13 +166,13 @@ class _Progress:
         while b"\n" in self._rest:
             line, _, self._rest = self._rest.partition(b"\n")
             if self._has_line:
-                self._take(bytes(line))
+                self._take_line(bytes(line))
             else:
                 self.line, self._has_line = line, True
         if len(self._rest) > MOST_LINE_BYTES:
             raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")
 
-    def _take(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
         progress = parse_message(_Line, line)
         self.bytes = max(self.bytes, progress.bytes)
         if progress.error is not None:

@@ -95,7 +95,7 @@ def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, expected: WantedFi
 
     def pull(offset: int, most: int, take: Take) -> None:
         try:
-            for slot, start, size in _within(places, offset, most):
+            for slot, start, size in _find_ranges_within(places, offset, most):
                 for block in bucket.stream(slot_key(folder, slot), start, size):
                     take(block)
         except BucketLost as lost:
@@ -128,7 +128,9 @@ def gather_pushed(
         raise MachineLost(lost.what) from lost
 
 
-def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:
+def _find_ranges_within(
+    places: tuple[tuple[int, int, int], ...], offset: int, most: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield where a range of a file is in the bucket: the slot, the offset in it, and the number of bytes."""
     begin = 0
     for slot, start, size in places:

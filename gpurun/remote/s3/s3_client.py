@@ -68,7 +68,7 @@ class Bucket:
             found = self._session.keyed().get_credentials()
             return bool(found and found.get_frozen_credentials().token)
         except Exception as error:  # noqa: BLE001 - any error of the SDK is translated
-            self._tell(error, "get_object", "")
+            self._raise_as_own_error(error, "get_object", "")
 
     @property
     def region(self) -> str:
@@ -85,7 +85,7 @@ class Bucket:
                 what,
                 hint="Check AWS_ENDPOINT_URL_S3: it must have the port of the S3 API, not of a web console.",
             )
-        region = _headers(answer).get("x-amz-bucket-region", "")
+        region = _read_headers(answer).get("x-amz-bucket-region", "")
         if region and region != self._client().meta.region_name:
             self._region = region  # Presigned URLs must be for the bucket's own region.
             self._made = None
@@ -124,11 +124,11 @@ class Bucket:
     def head(self, key: str) -> Head | None:
         """Return an object's size and tag; None if it is missing or archived (reading it would take hours)."""
         answer = self._call("head_object", key, Key=key)
-        return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _tag(answer))
+        return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _read_tag(answer))
 
     def put(self, key: str, content: bytes) -> str:
         """Write a whole object, and return its tag."""
-        return _tag(self._call("put_object", key, Key=key, Body=content))
+        return _read_tag(self._call("put_object", key, Key=key, Body=content))
 
     def drop(self, key: str) -> None:
         """Delete an object, if it exists."""
@@ -141,7 +141,7 @@ class Bucket:
     def put_piece(self, key: str, upload: str, number: int, content: bytes) -> str:
         """Send one piece, and return its tag."""
         request = {"Key": key, "UploadId": upload, "PartNumber": number, "Body": content}
-        return _tag(self._call("upload_part", key, **request))
+        return _read_tag(self._call("upload_part", key, **request))
 
     def pieces(self, key: str, upload: str) -> dict[int, str] | None:
         """Return the tags of the existing pieces, by number; None if the upload no longer exists."""
@@ -164,19 +164,19 @@ class Bucket:
 
     def url_to_get(self, key: str, seconds: float) -> Secret:
         """Return a URL that lets anyone read this object for `seconds`."""
-        return self._signed("get_object", key, seconds)
+        return self._sign_url("get_object", key, seconds)
 
     def url_to_put(self, key: str, seconds: float) -> Secret:
         """Return a URL that lets anyone write this object for `seconds`, any number of times."""
-        return self._signed("put_object", key, seconds)
+        return self._sign_url("put_object", key, seconds)
 
-    def _signed(self, operation: str, key: str, seconds: float) -> Secret:
+    def _sign_url(self, operation: str, key: str, seconds: float) -> Secret:
         request = {"Bucket": self.address.bucket, "Key": key}
         lives_s = int(max(1, min(seconds, MOST_SIGNED_S)))
         try:
             return Secret(self._client().generate_presigned_url(operation, Params=request, ExpiresIn=lives_s))
         except Exception as error:  # noqa: BLE001 - any error of the SDK is translated
-            self._tell(error, operation, key)
+            self._raise_as_own_error(error, operation, key)
 
     def _call(self, operation: str, key: str, **arguments: Any) -> Any:
         """Make one exchange; return None for an object that is missing."""
@@ -195,28 +195,28 @@ class Bucket:
                 if code in _ABSENT and operation in _MAY_LACK:
                     return None
                 if code in SKEWED and is_last:
-                    raise skewed_clock_error(self._ahead_s(response), self.endpoint) from None
+                    raise skewed_clock_error(self._compute_ahead_s(response), self.endpoint) from None
                 if code in SKEWED | UNKNOWN_KEY and not is_last:
                     # The key may have been renewed, or this computer may have slept after signing.
                     self._session = AwsSession(self._clock)
                     continue
-                self._tell(error, operation, key)
+                self._raise_as_own_error(error, operation, key)
         raise AssertionError("not reached")
 
     def _read(self, body: Any, most: int) -> bytes:
         try:
             return bytes(body.read(most))
         except Exception as error:  # noqa: BLE001 - as above
-            self._tell(error, "get_object", "")
+            self._raise_as_own_error(error, "get_object", "")
 
-    def _ahead_s(self, answer: Any) -> float | None:
+    def _compute_ahead_s(self, answer: Any) -> float | None:
         """Return how far this computer's clock is ahead of the reply's date; None if the reply has no date."""
         try:
-            return self._clock.wall() - parsedate_to_datetime(_headers(answer).get("date", "")).timestamp()
+            return self._clock.wall() - parsedate_to_datetime(_read_headers(answer).get("date", "")).timestamp()
         except (ValueError, TypeError, OverflowError):
             return None
 
-    def _tell(self, error: Exception, operation: str, key: str) -> NoReturn:
+    def _raise_as_own_error(self, error: Exception, operation: str, key: str) -> NoReturn:
         """Raise the SDK's error as one of gpurun's errors."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
@@ -229,7 +229,7 @@ class Bucket:
             words = " ".join(str(details.get("Message") or "").split())[:300]
             if (status >= 500 and status != 507) or code in PASSING:
                 raise BucketLost(f"{self.endpoint} gave no clear answer to {operation}: {code} {words}") from None
-            region = str(details.get("Region") or _headers(error.response).get("x-amz-bucket-region") or "")
+            region = str(details.get("Region") or _read_headers(error.response).get("x-amz-bucket-region") or "")
             raise explain_s3_refusal(operation, code, words, region, key, self.address, self.endpoint) from None
         name = type(error).__name__
         if "Credential" in name or name in ("ProfileNotFound", "TokenRetrievalError", "SSOTokenLoadError"):
@@ -263,7 +263,7 @@ class Bucket:
             return self._made
 
 
-def _headers(answer: Any) -> dict[str, str]:
+def _read_headers(answer: Any) -> dict[str, str]:
     found: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders") or {}
     return found
 
@@ -274,5 +274,5 @@ def _is_archived(answer: Any) -> bool:
     return is_away and 'ongoing-request="false"' not in str(answer.get("Restore"))
 
 
-def _tag(answer: Any) -> str:
+def _read_tag(answer: Any) -> str:
     return str((answer or {}).get("ETag") or "").strip('"')

@@ -84,7 +84,7 @@ class _Sending:
 
     def send(self) -> Index:
         """Send what is missing, and then the index."""
-        sent = self._recall() or self._send_pieces()
+        sent = self._recall_sent_pieces() or self._send_pieces()
         head, digests = self._bucket.head(self._key), self._digests
         if head is None or head.bytes != sum(sent):
             raise BucketLost(f"{self._bucket.endpoint} has not kept all of {self._file.name}.")
@@ -106,9 +106,9 @@ class _Sending:
                     while len(rest) > PIECE_BYTES:
                         waiting.add(self._submit(pool, bytes(rest[:PIECE_BYTES])))
                         del rest[:PIECE_BYTES]
-                        waiting = self._settled(waiting, most=AT_ONCE)
+                        waiting = self._wait_for_pieces(waiting, most=AT_ONCE)
                 waiting.add(self._submit(pool, bytes(rest), is_last=True))
-                self._settled(waiting, most=0)
+                self._wait_for_pieces(waiting, most=0)
             except BaseException:
                 for piece in waiting:
                     piece.cancel()
@@ -119,7 +119,7 @@ class _Sending:
                 "pack.changed", what, hint="Wait until the file is complete, then run the command again."
             )
         if self._upload:
-            self._note({"whole": sent})
+            self._write_note({"whole": sent})
             self._bucket.finish(self._key, self._upload, self._tags)
         return sent
 
@@ -129,7 +129,7 @@ class _Sending:
             return pool.submit(self._put_whole, content)
         if not self._upload:
             self._upload = self._bucket.begin(self._key)
-            self._note({"upload": self._upload, "key": self._key, "bucket": self._bucket.address.bucket})
+            self._write_note({"upload": self._upload, "key": self._key, "bucket": self._bucket.address.bucket})
         number = len(self._tags) + 1
         self._tags[number] = ""
         return pool.submit(self._put_piece, number, content)
@@ -146,11 +146,11 @@ class _Sending:
         there_sha256, tag = self._there.get(number, ("", ""))
         if there_sha256 != sha256:
             tag = self._bucket.put_piece(self._key, self._upload, number, content)
-            self._note({"number": number, "sha256": sha256, "etag": tag})
+            self._write_note({"number": number, "sha256": sha256, "etag": tag})
             self._on_sent(len(content))
         self._tags[number] = tag
 
-    def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
+    def _wait_for_pieces(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
         """Wait until at most `most` pieces are being sent. Raise the error of any piece."""
         while len(waiting) > most:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -158,18 +158,18 @@ class _Sending:
                 piece.result()
         return waiting
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _write_note(self, line: dict[str, Any]) -> None:
         with self._noting, self._notes.open("a") as notes:
             notes.write(json.dumps(line) + "\n")
 
-    def _recall(self) -> list[int]:
+    def _recall_sent_pieces(self) -> list[int]:
         """Prepare to continue an interrupted upload: note the pieces that S3 has with the recorded tag.
 
         Return the compressed size of each part if all pieces were joined before, and only the reply was lost; else an
         empty list.
         """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
-        noted = [found for line in lines if isinstance(found := _read(line), dict)]
+        noted = [found for line in lines if isinstance(found := _parse_note(line), dict)]
         place = (self._key, self._bucket.address.bucket)
         begun = [record for record in noted if (record.get("key"), record.get("bucket")) == place]
         there: dict[int, str] | None = None
@@ -192,7 +192,7 @@ class _Sending:
         return len(sent) == self._parts.count and head is not None and head.bytes == sum(sent)
 
 
-def _read(line: str) -> Any:
+def _parse_note(line: str) -> Any:
     """Parse a line of the notes; None if a crash has cut it off."""
     try:
         return json.loads(line)

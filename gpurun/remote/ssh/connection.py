@@ -136,7 +136,7 @@ class ParamikoConnection:
 
     def close(self) -> None:
         """Close the connection with its thread and its socket, even if it has ended."""
-        _end(self._transport, self._wire)
+        _end_connection(self._transport, self._wire)
 
 
 def connect(
@@ -153,14 +153,16 @@ def connect(
     host, and SetupError if the user's key cannot be used.
     """
     with identities(key) as keys:
-        transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
+        transport, wire = _connect_to_expected(
+            address, expected, clock, limit_s, _choose_dial(address, clock, key, jump)
+        )
         try:
             transport.auth_timeout = min(LOGIN_S, limit_s)
             _log_in(transport, address, keys)
             wire.allowance_bytes = None
             transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
         except BaseException:
-            _end(transport, wire)
+            _end_connection(transport, wire)
             raise
     return ParamikoConnection(transport, wire, address.place)
 
@@ -172,15 +174,15 @@ def shown_key(
 
     There is no login to this host. If there is a host on the way, the key logs in to that one.
     """
-    greeted = _greet(address, offer, clock, limit_s, _dialled(address, clock, key, jump))
+    greeted = _connect_and_agree(address, offer, clock, limit_s, _choose_dial(address, clock, key, jump))
     if greeted is None:
         return None
     transport, wire, line = greeted
-    _end(transport, wire)
+    _end_connection(transport, wire)
     return line
 
 
-def _to_expected(
+def _connect_to_expected(
     address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket]:
     """Return an encrypted connection to the expected host. Nothing has been sent over it yet.
@@ -189,17 +191,17 @@ def _to_expected(
     """
     got = ""
     for offer in expected.offers:
-        greeted = _greet(address, offer, clock, limit_s, dial)
+        greeted = _connect_and_agree(address, offer, clock, limit_s, dial)
         if greeted is not None:
             transport, wire, line = greeted
             if fingerprint(line) == expected.fingerprint:
                 return transport, wire
-            _end(transport, wire)
+            _end_connection(transport, wire)
             got = got or fingerprint(line)
     raise HostKeyMismatch(address.place, expected.fingerprint, got or f"none of type {expected.kind}")
 
 
-def _greet(
+def _connect_and_agree(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket, str] | None:
     """Connect and agree on keys. Return the connection and the host's public line; None if it has no such key."""
@@ -216,20 +218,20 @@ def _greet(
         transport.start_client(timeout=left_s)
         key = transport.get_remote_server_key()
     except IncompatiblePeer as error:
-        _end(transport, wire)
+        _end_connection(transport, wire)
         if "host key" in str(error):
             return None
-        raise _without_common(transport, address, error) from error
+        raise _no_common_error(transport, address, error) from error
     except Exception as error:  # Untrusted input can make the code of the protocol raise any exception.
-        _end(transport, wire)
+        _end_connection(transport, wire)
         raise MachineLost(f"{address.place} answers, but not as an SSH server: {error_words(error)}.") from error
     except BaseException:
-        _end(transport, wire)
+        _end_connection(transport, wire)
         raise
     return transport, wire, f"{key.get_name()} {key.get_base64()}"
 
 
-def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
+def _no_common_error(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
     """Return the error for two sides with no algorithm in common. It contains the lists of both."""
     ours = transport.get_security_options()
     lists = {
@@ -246,12 +248,12 @@ def _without_common(transport: Transport, address: Address, error: IncompatibleP
     return MachineLost(f"{address.place} uses an incompatible SSH: {error_words(error)}.")
 
 
-def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
+def _choose_dial(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
     """Return the function that connects to an address: directly, or through the host on the way."""
-    return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
+    return partial(_dial, address, clock) if jump is None else partial(_dial_through, jump, address, clock, key)
 
 
-def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> TimedSocket:
+def _dial_through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> TimedSocket:
     """Return a connection through a host on the way, like `ssh -J`. If either end closes, all of it closes."""
     over = connect(jump.address, key, jump.expected, clock, limit_s)
     try:
@@ -321,11 +323,13 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
             refused = error_words(error)
             methods = error.allowed_types if isinstance(error, paramiko.BadAuthenticationType) else methods
             if not transport.is_active() and tried + 1 < len(keys):
-                raise _too_many_keys(address, tried + 1, len(keys)) from error
+                raise _too_many_keys_error(address, tried + 1, len(keys)) from error
             continue
-        except Exception as error:  # As in _greet. A server with a limit on keys may close the connection here.
+        except (
+            Exception
+        ) as error:  # As in _connect_and_agree. A server with a limit on keys may close the connection here.
             if refused:
-                raise _too_many_keys(address, tried, len(keys)) from error
+                raise _too_many_keys_error(address, tried, len(keys)) from error
             raise MachineLost(f"{where} closed the connection during the login: {error_words(error)}.") from error
         if transport.is_authenticated():
             return
@@ -342,7 +346,7 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
     raise MachineLost(what, code="ssh.not_let_in", hint=f"{hint}{lines}" if lines else "")
 
 
-def _too_many_keys(address: Address, tried: int, count: int) -> MachineLost:
+def _too_many_keys_error(address: Address, tried: int, count: int) -> MachineLost:
     """Return the error for a server that ended the login before every key was tried: another may be right."""
     what = f"{address.place} ended the login of {address.user} after {tried} of {count} keys, and accepted none."
     return MachineLost(what, code="ssh.too_many_keys", hint=_FEWER)
@@ -357,7 +361,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
     """
     picked = public_part(Path(named)) if named and named != AGENT else None
     if named != AGENT and picked is None:
-        yield [_key_of(Path(named))] if named else []
+        yield [_read_key(Path(named))] if named else []
         return
     why = "holds no key, or there is none" if picked is None else f"does not hold the key of {named}, or there is none"
     try:
@@ -376,7 +380,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
         agent.close()
 
 
-def _key_of(path: Path) -> paramiko.PKey:
+def _read_key(path: Path) -> paramiko.PKey:
     """Return the private key in a file, with the certificate beside it; `private_key` reads more than paramiko."""
     kind, text = private_key(path)
     try:
@@ -401,7 +405,7 @@ def _ask_for_life(transport: Transport) -> None:
     transport._send_user_message(message)
 
 
-def _end(transport: Transport, wire: TimedSocket) -> None:
+def _end_connection(transport: Transport, wire: TimedSocket) -> None:
     """Close the connection completely: wake its thread, which reads, before the socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)

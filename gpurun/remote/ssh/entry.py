@@ -64,9 +64,9 @@ class HostEntry:
         values = ((_HOST, self.address.host), (_USER, self.address.user), (_BASE64, encoded))
         for shape, value in values:
             if not shape.fullmatch(value):
-                raise _unwritable(value)
+                raise _unwritable_error(value)
         if kind not in ALGORITHMS:
-            raise _unwritable(self.host_key)
+            raise _unwritable_error(self.host_key)
         if self.identity != AGENT:
             quote_for_ssh(self.identity)
 
@@ -103,18 +103,18 @@ def proxy_command(file: Path, alias: str) -> str:
 def include_line(config: Path) -> str:
     """Return the line that makes ssh read a file of entries. Some versions of ssh expand a % in it."""
     if "%" in str(config):
-        raise _unwritable(str(config))
+        raise _unwritable_error(str(config))
     return f"Include {quote_for_ssh(str(config))}"
 
 
 def quote_for_ssh(path: str) -> str:
     """Return a path quoted for ssh. Raise SetupError if it cannot be quoted."""
     if not _PATH.fullmatch(path):
-        raise _unwritable(path)
+        raise _unwritable_error(path)
     return f'"{path.replace("%", "%%")}"'
 
 
-def _unwritable(value: str) -> SetupError:
+def _unwritable_error(value: str) -> SetupError:
     what = f"{value[:200]!r} cannot be written into an OpenSSH configuration."
     hint = (
         "Names, keys and paths must not contain a quote, %, $, backslash, wildcard or line break: use another --home."

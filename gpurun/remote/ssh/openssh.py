@@ -80,10 +80,10 @@ def read_entry(name: str, identity: str = "") -> Entry | None:
     if not NAME.fullmatch(name):
         hint = "A name may have letters, digits, dots, _ and -, but must not begin with _ or -."
         raise UsageError("host.malformed", f"{name!r} cannot be the name of an entry in ~/.ssh/config.", hint=hint)
-    found, plain = _resolved(name), _resolved(name, "-F", "none")
+    found, plain = _resolve_options(name), _resolve_options(name, "-F", "none")
     if all(found.get(key) == plain.get(key) for key in _NAMES_A_PLACE):
         return None
-    proxy = _proxy(name, found)
+    proxy = _build_proxy_command(name, found)
     kept = [
         f'{key}="{value}"'
         for key in _TAKEN
@@ -91,7 +91,7 @@ def read_entry(name: str, identity: str = "") -> Entry | None:
         for value in found.get(key, ())
     ]
     if identity:
-        kept += [f"IdentityFile={_quoted(identity)}", "IdentitiesOnly=yes"]
+        kept += [f"IdentityFile={_quote_value(identity)}", "IdentitiesOnly=yes"]
     (host, *_), (user, *_), (port, *_) = found["hostname"], found["user"], found["port"]
     address = Address(kind="ssh", host=host.lower(), port=int(port), user=user)
     return Entry(name, address, (*_host_options(address, proxy), *kept), bool(proxy))
@@ -102,9 +102,9 @@ def _host_options(address: Address, proxy: str) -> tuple[str, ...]:
     return *place, f"ProxyCommand={proxy or 'none'}"
 
 
-def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
+def _resolve_options(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
     """Return every option that ssh would use for a name, in lower case, with its values."""
-    done = _ssh("-G", *more, "--", name, limit_s=CONNECT_S)
+    done = _run_ssh("-G", *more, "--", name, limit_s=CONNECT_S)
     if done.returncode:
         what = f"`ssh -G {name}` fails: {last_words(done.stderr)}."
         raise SetupError("ssh.config", what, hint="Fix ~/.ssh/config, then check it with that command.")
@@ -115,7 +115,7 @@ def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
+def _build_proxy_command(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
     """Return an entry's proxy command, into which jumps are converted; "" if there is none."""
     (command,), (jumps,) = found.get("proxycommand", ("none",)), found.get("proxyjump", ("none",))
     if command != "none" or jumps == "none":
@@ -135,18 +135,25 @@ def scan_entry(entry: Entry, *, asks: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
         shown = Path(folder) / "known_hosts"
         looks = (
-            *_options(entry, shown),
+            *_list_options(entry, shown),
             "-o",
             "StrictHostKeyChecking=accept-new",
             "-o",
             "PreferredAuthentications=none",
         )
-        done = _ssh(
-            *looks, "-o", f"BatchMode={_yes(not asks)}", "--", entry.name, "exit", limit_s=3 * CONNECT_S, asks=asks
+        done = _run_ssh(
+            *looks,
+            "-o",
+            f"BatchMode={_format_bool(not asks)}",
+            "--",
+            entry.name,
+            "exit",
+            limit_s=3 * CONNECT_S,
+            asks=asks,
         )
         with suppress(OSError):
             return " ".join(shown.read_text(encoding="ascii").split()[1:3])
-    raise MachineLost(f"{entry.name} ({entry.address.place}) shows no host key: {_why(done.stderr)}.")
+    raise MachineLost(f"{entry.name} ({entry.address.place}) shows no host key: {_describe_reason(done.stderr)}.")
 
 
 def install_key(address: Address, host_key: str, public_line: str) -> None:
@@ -160,10 +167,10 @@ def install_key(address: Address, host_key: str, public_line: str) -> None:
         known.write_text(f"{entry.name} {host_key}\n", encoding="ascii")
         line = "exec " + shlex.join(["sh", "-c", _INSTALL, "gpurun", public_line])
         asks = ("-o", "PubkeyAuthentication=no", "-o", "PreferredAuthentications=keyboard-interactive,password")
-        words = (*_options(entry, known), *asks, "-o", "StrictHostKeyChecking=yes", "-T", "--", entry.name, line)
-        done = _ssh(*words, limit_s=ASKED_S, asks=True, tells=True)
+        words = (*_list_options(entry, known), *asks, "-o", "StrictHostKeyChecking=yes", "-T", "--", entry.name, line)
+        done = _run_ssh(*words, limit_s=ASKED_S, asks=True, tells=True)
     if done.returncode:
-        what = f"No key was installed for {address.user} at {address.place}: {_why(done.stderr)}."
+        what = f"No key was installed for {address.user} at {address.place}: {_describe_reason(done.stderr)}."
         hint = "If there is no password for it, add the key on the platform's web page."
         raise MachineLost(what, code="ssh.not_installed", hint=hint)
 
@@ -215,7 +222,7 @@ class Master:
     @property
     def is_open(self) -> bool:
         """Return whether the connection is open and accepts programs."""
-        return self._socket.exists() and _ssh(*self.argv("-O", "check"), limit_s=CONNECT_S).returncode == 0
+        return self._socket.exists() and _run_ssh(*self.argv("-O", "check"), limit_s=CONNECT_S).returncode == 0
 
     def open(self, limit_s: float) -> None:
         """Log in if necessary, and leave the connection in the background.
@@ -223,7 +230,7 @@ class Master:
         Raise HostKeyMismatch if another host replies. Raise MachineLost if the host cannot be reached, or if the login
         asks something and no user is at a terminal.
         """
-        _make_own(self._folder)
+        _make_private_folder(self._folder)
         with exclusive(self._folder / f"{self._socket.name}.lock"):
             if self.is_open:
                 return
@@ -234,12 +241,12 @@ class Master:
                 raise MachineLost(f"~/.ssh/config no longer has an entry {self.name}.", code="ssh.no_entry", hint=hint)
             self._known.write_text(f"{self.name} {self._host_key}\n", encoding="ascii")
             master = ("-M", "-N", "-f", "-S", str(self._socket), "-o", f"ControlPersist={KEPT_S}")
-            strict = ("-o", "StrictHostKeyChecking=yes", "-o", f"BatchMode={_yes(not self.asks)}", *master)
+            strict = ("-o", "StrictHostKeyChecking=yes", "-o", f"BatchMode={_format_bool(not self.asks)}", *master)
             limit_s = ASKED_S if self.asks else max(CONNECT_S, min(limit_s, 3 * CONNECT_S))
-            words = (*_options(entry, self._known), *strict, "--", self.name)
-            done = _ssh(*words, limit_s=limit_s, asks=self.asks, tells=self.asks)
+            words = (*_list_options(entry, self._known), *strict, "--", self.name)
+            done = _run_ssh(*words, limit_s=limit_s, asks=self.asks, tells=self.asks)
             if done.returncode:
-                raise self._refusal(entry, done.stderr)
+                raise self._refusal_error(entry, done.stderr)
 
     def argv(self, *words: str, command: str = "") -> list[str]:
         """Return ssh's arguments for an action of the master. ssh then never connects by itself."""
@@ -250,11 +257,11 @@ class Master:
     def close(self) -> None:
         """Close the connection for all its users, if there is one."""
         if self._socket.exists():
-            _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
+            _run_ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
         self._known.unlink(missing_ok=True)
 
-    def _refusal(self, entry: Entry, stderr: bytes) -> MachineLost:
-        words = _why(stderr)
+    def _refusal_error(self, entry: Entry, stderr: bytes) -> MachineLost:
+        words = _describe_reason(stderr)
         where = f"{self.name} ({entry.address.user}@{entry.address.place})"
         if _SHOWS_ANOTHER in words:
             return HostKeyMismatch(where, fingerprint(self._host_key), "another one")
@@ -274,7 +281,7 @@ class MasterConnection:
         self.where = master.name
         self._master, self._clock = master, clock
         began_mono = clock.monotonic()
-        _ssh(*master.argv(command="exit"), limit_s=CONNECT_S)
+        _run_ssh(*master.argv(command="exit"), limit_s=CONNECT_S)
         self.round_trip_s = clock.monotonic() - began_mono
         self._is_closed = False
 
@@ -314,8 +321,8 @@ class ProcessChannel:
     def exec_command(self, command: str) -> None:
         """Start the program in the login shell."""
         process = self._process = subprocess.Popen(
-            [_program(), "-o", "LogLevel=ERROR", *self._master.argv(command=command)],
-            env=_environment(),
+            [_find_program(), "-o", "LogLevel=ERROR", *self._master.argv(command=command)],
+            env=_build_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -363,7 +370,7 @@ class ProcessChannel:
         self.status_event.set()
 
 
-def _options(entry: Entry, known_hosts: Path) -> list[str]:
+def _list_options(entry: Entry, known_hosts: Path) -> list[str]:
     """Return ssh's options for an entry: its own, nothing else, and one file of host keys."""
     options = [
         *entry.options,
@@ -371,20 +378,22 @@ def _options(entry: Entry, known_hosts: Path) -> list[str]:
         "ClearAllForwardings=yes",
         "EscapeChar=none",
         f"HostKeyAlias={entry.name}",
-        f"UserKnownHostsFile={_quoted(str(known_hosts))}",
+        f"UserKnownHostsFile={_quote_value(str(known_hosts))}",
     ]
     return ["-F", "none", *(word for option in options for word in ("-o", option))]
 
 
-def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -> subprocess.CompletedProcess[bytes]:
+def _run_ssh(
+    *words: str, limit_s: float, asks: bool = False, tells: bool = False
+) -> subprocess.CompletedProcess[bytes]:
     """Run the system's ssh to its end. With `asks` it may ask at the terminal, with `tells` it may print to it."""
-    argv = [_program(), "-o", f"LogLevel={'INFO' if tells else 'ERROR'}", *words]
+    argv = [_find_program(), "-o", f"LogLevel={'INFO' if tells else 'ERROR'}", *words]
     # A master in the background may keep a pipe open, and the user must read the login's text before its prompt.
     with tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
                 argv,
-                env=_environment(),
+                env=_build_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if "-G" in words else subprocess.DEVNULL,
                 stderr=None if tells else errors,
@@ -398,7 +407,7 @@ def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -
         return subprocess.CompletedProcess(argv, done.returncode, done.stdout or b"", errors.read())
 
 
-def _program() -> str:
+def _find_program() -> str:
     """Return the path of the system's ssh. Raise SetupError if there is none."""
     program = shutil.which("ssh")
     if program is None:
@@ -409,25 +418,25 @@ def _program() -> str:
     return program
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     """Return the environment for ssh: where the agent is, and how ssh asks."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
 
 
-def _why(stderr: bytes) -> str:
+def _describe_reason(stderr: bytes) -> str:
     return last_words(stderr) or "its own lines above say why"
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     """Return an option's value, quoted so that ssh does not interpret spaces or tokens in it."""
     return f'"{value.replace("%", "%%")}"'
 
 
-def _yes(value: bool) -> str:
+def _format_bool(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _make_own(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     """Create a folder that only this user can use. Raise SetupError if it exists and others can use it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -137,7 +137,7 @@ class RemoteProgram:
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         self._is_fed = stdin is not None  # Otherwise the input ends at once: a shell must not wait for it.
-        self._feeder = _thread(self._run, line, iter(stdin or ()))
+        self._feeder = _start_thread(self._run, line, iter(stdin or ()))
 
     def wait(self, still: Callable[[], None]) -> Reply | None:
         """Wait for the program's end. Return its result, or None if the result did not arrive completely.
@@ -150,7 +150,7 @@ class RemoteProgram:
             self._feeder.join(DRAIN_S)
         if self._error is not None:
             raise self._error
-        return self._reply()
+        return self._build_reply()
 
     def exit_code(self, within_s: float) -> int | None:
         """Return the exit code (negative: not reported), or None if the program still runs.
@@ -163,7 +163,7 @@ class RemoteProgram:
 
     def close(self) -> None:
         """Stop reading the output. Another thread tells the server, because that may take forever."""
-        _thread(self._close)
+        _start_thread(self._close)
 
     def _close(self) -> None:
         if self._channel is not None:
@@ -182,13 +182,13 @@ class RemoteProgram:
             if self._sink is None:
                 channel = self._connection.channel()
             else:
-                channel = self._connection.channel(STREAM_WINDOW_BYTES, self._take)
+                channel = self._connection.channel(STREAM_WINDOW_BYTES, self._take_block)
             if channel is None:
                 self._fail(NoRoom(f"{self._connection.where} runs no more programs in parallel over one connection."))
                 return
             self._channel = channel
-            stderr = _thread(self._drain, channel.recv_stderr, self._stderr)
-            _thread(self._watch, channel, stderr)
+            stderr = _start_thread(self._drain, channel.recv_stderr, self._stderr)
+            _start_thread(self._watch, channel, stderr)
             channel.exec_command(line)
         except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many errors for it
             self._fail(MachineLost(f"{self._connection.where} could not start a program: {error_words(error)}."))
@@ -223,30 +223,30 @@ class RemoteProgram:
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
         """Find the mark, read what follows, and report when both outputs have ended and the exit code has arrived."""
         while self.group is None and self._error is None and (block := self._receive(channel.recv, _NOISE_BLOCK_BYTES)):
-            self._take(block)
+            self._take_block(block)
         self._drain(channel.recv, self._stdout)
         stderr.join()
         channel.status_event.wait()
         self._begun.set()
         self._ended.set()
 
-    def _take(self, block: bytes) -> None:
+    def _take_block(self, block: bytes) -> None:
         """Add the next block, unless an error occurred. For streamed output the connection's own thread calls this."""
         if self._error is None and self.group is None:
-            self._keep(self._noise, block, _MOST_NOISE_BYTES)
+            self._append_capped(self._noise, block, _MOST_NOISE_BYTES)
             self._look_for_mark()
         elif self._error is None:
-            self._keep(self._stdout, block, MOST_REPLY_BYTES)
+            self._append_capped(self._stdout, block, MOST_REPLY_BYTES)
 
     def _look_for_mark(self) -> None:
         if found := self._mark.search(self._noise):
             self.group = int(found[1])
-            self._keep(self._stdout, bytes(self._noise[found.end() :]), MOST_REPLY_BYTES)
+            self._append_capped(self._stdout, bytes(self._noise[found.end() :]), MOST_REPLY_BYTES)
             self._begun.set()
 
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
         while self._error is None and (block := self._receive(receive, _BLOCK_BYTES)):
-            self._keep(into, block, MOST_REPLY_BYTES)
+            self._append_capped(into, block, MOST_REPLY_BYTES)
 
     def _receive(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
         """Return what `receive` returns: bytes that have arrived, or b"" at the end or after an error.
@@ -259,7 +259,7 @@ class RemoteProgram:
             self._fail(MachineLost(f"{self._connection.where} was cut off: {error_words(error)}."))
             return b""
 
-    def _keep(self, into: bytearray, block: bytes, most_bytes: int) -> None:
+    def _append_capped(self, into: bytearray, block: bytes, most_bytes: int) -> None:
         if into is self._stdout and self._sink is not None:
             try:
                 self._sink(block)
@@ -275,14 +275,14 @@ class RemoteProgram:
         self._begun.set()
         self._ended.set()
 
-    def _reply(self) -> Reply | None:
+    def _build_reply(self) -> Reply | None:
         channel = self._channel
         if channel is None or self.group is None or channel.exit_status < 0 or not channel.eof_received:
             return None
         return Reply(channel.exit_status, bytes(self._stdout), bytes(self._stderr))
 
 
-def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+def _start_thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     thread.start()
     return thread

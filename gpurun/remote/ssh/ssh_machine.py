@@ -79,7 +79,7 @@ class RemoteMachine:
         """
         timeout_s = min(timeout_s, max(LEAST_S, self._last_mono - self._clock.monotonic()))
         end_mono = self._clock.monotonic() + timeout_s
-        connection = self._connected(end_mono)
+        connection = self._ensure_connection(end_mono)
         try:
             reply = self._run(connection, argv, stdin, sink, end_mono, timeout_s)
         except NoRoom:
@@ -96,7 +96,7 @@ class RemoteMachine:
         reply = self.call(put_argv(path, len(content)), stdin=[content], timeout_s=PUT_S)
         if reply.exit_code:
             words = last_words(reply.stderr)
-            raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
+            raise FarRefusal(_choose_reason(words), f"{path} cannot be written on {self._where}: {words}.")
 
     def answers(self, limit_s: float) -> bool:
         """See `Answers.answers`. This makes a new connection: an existing one may not know yet that it was cut off."""
@@ -149,7 +149,7 @@ class RemoteMachine:
             self._connection = None
         connection.close()
 
-    def _connected(self, end_mono: float) -> Connection:
+    def _ensure_connection(self, end_mono: float) -> Connection:
         """Return the kept connection or a new one. One thread makes it while the others wait."""
         closes = self._closes
         with self._connecting:
@@ -201,7 +201,7 @@ class RemoteMachine:
         def still() -> None:
             now = self._clock.monotonic()
             if now >= end_mono and program.group is None:
-                raise self._runs_nothing(f"{program.said_instead} in {timeout_s:.0f} s")
+                raise self._no_programs_error(f"{program.said_instead} in {timeout_s:.0f} s")
             if now >= end_mono:
                 raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
             if now - max(begun_mono, connection.heard_mono) > STALL_S:
@@ -221,7 +221,7 @@ class RemoteMachine:
                 # The machine was reached: after an occasional break, the next call tries again at once.
                 self._tries = 0
         if reply is None:
-            raise self._without_reply(connection, program)
+            raise self._no_reply_error(connection, program)
         return reply
 
     def _kill(self, connection: Connection, program: RemoteProgram) -> None:
@@ -239,16 +239,16 @@ class RemoteMachine:
                 return
         self._drop(connection)
 
-    def _without_reply(self, connection: Connection, program: RemoteProgram) -> GpurunError:
+    def _no_reply_error(self, connection: Connection, program: RemoteProgram) -> GpurunError:
         """Return why a program that has ended gave no complete reply."""
         words = program.said_instead
         if program.group is not None or not connection.alive:
             return MachineLost(f"The connection to {self._where} was lost before the whole answer had arrived.")
-        if _reason(words) == "disk_full":
+        if _choose_reason(words) == "disk_full":
             return FarRefusal("disk_full", f"{self._folder} cannot be made on {self._where}: {words}.")
-        return self._runs_nothing(words)
+        return self._no_programs_error(words)
 
-    def _runs_nothing(self, words: str) -> MachineLost:
+    def _no_programs_error(self, words: str) -> MachineLost:
         what = f"{self._where} runs no programs: {words}."
         return MachineLost(what, code="ssh.no_programs", hint=_RUNS_SOME)
 
@@ -272,5 +272,5 @@ def scan_host_key(
     return line
 
 
-def _reason(words: str) -> str:
+def _choose_reason(words: str) -> str:
     return "disk_full" if any(full in words.lower() for full in _FULL) else "os_error"

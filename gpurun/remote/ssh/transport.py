@@ -63,7 +63,7 @@ class Packets(Packetizer):
         return super().read_all(n, check_rekey)
 
 
-def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
+def _add_limit(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
     """Add a limit to paramiko's handler of a channel's data, which trusts the server to respect its window."""
 
     def bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
@@ -74,7 +74,7 @@ def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Call
     return bounded
 
 
-_keep = _bounded(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has no public name.
+_keep = _add_limit(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has no public name.
 
 
 def _pass_on(channel: paramiko.Channel, message: paramiko.Message) -> None:
@@ -119,7 +119,7 @@ class Transport(paramiko.Transport):
     _channel_handler_table: ClassVar = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # It has no public name.
         MSG_CHANNEL_DATA: _pass_on,
-        MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
+        MSG_CHANNEL_EXTENDED_DATA: _add_limit(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
     }
 
     def __init__(self, wire: TimedSocket) -> None:

@@ -148,7 +148,7 @@ def test_a_name_this_computer_cannot_hold_is_kept_under_another(
     """This computer ignores case in file names and allows no colon: such files get other names."""
     from gpurun.core import artifact_names
 
-    monkeypatch.setattr(artifact_names._Trial, "_takes", lambda self, part: b":" not in part)
+    monkeypatch.setattr(artifact_names._Trial, "_may_store_part", lambda self, part: b":" not in part)
     monkeypatch.setattr(artifact_names._Trial, "__enter__", folding(artifact_names._Trial.__enter__))
     names = [
         "outputs/a%3Ab/m.pt",

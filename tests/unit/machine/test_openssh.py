@@ -248,7 +248,7 @@ def test_the_socket_lies_in_a_folder_that_is_the_users_alone(
     shared.mkdir(mode=0o777)
     shared.chmod(0o777)
     with refusal(SetupError, "ssh.folder"):
-        openssh._make_own(shared)
+        openssh._make_private_folder(shared)
 
 
 # Messages -------------------------------------------------------------------------------------------------------------

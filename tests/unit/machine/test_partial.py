@@ -128,7 +128,7 @@ def test_an_idle_fetcher_is_not_taken_for_a_working_one(tmp_path: Path, monkeypa
 def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    merged = partial._merged
+    merged = partial._merge_ranges
     with Partial(tmp_path / "part", 10) as mine:
         other = threading.Thread(target=written, args=(mine, 5, b"right"))
 
@@ -138,7 +138,7 @@ def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
                 other.join(0.2)
             return merged(extents)
 
-        monkeypatch.setattr(partial, "_merged", slowly)
+        monkeypatch.setattr(partial, "_merge_ranges", slowly)
         written(mine, 0, b"right")
         other.join()
         assert mine.have_bytes == 10

@@ -24,8 +24,8 @@ def forms_of(values: list[str]) -> list[bytes]:
     found = set()
     for value in values:
         found.add(value.encode("utf-8", "surrogateescape"))
-        for part in _parts(value):
-            found.update(form for form in _written(part) if len(form) >= LEAST_BYTES)
+        for part in _split_value(value):
+            found.update(form for form in _encode_forms(part) if len(form) >= LEAST_BYTES)
     return sorted(found - {b""}, key=len, reverse=True)
 
 
@@ -44,15 +44,15 @@ def begun_form_bytes(content: bytes, form: bytes) -> int:
     return len(content) - place if place >= 0 else 0
 
 
-def _parts(value: str) -> Iterator[str]:
+def _split_value(value: str) -> Iterator[str]:
     """Yield the value, its lines and, if it is JSON like a service account's key, the strings in it."""
     yield value
-    for text in [value, *_texts(value)]:
+    for text in [value, *_find_strings_in_json(value)]:
         yield text
         yield from (line.strip() for line in text.splitlines())
 
 
-def _texts(value: str) -> list[str]:
+def _find_strings_in_json(value: str) -> list[str]:
     found: list[str] = []
     try:
         waiting = [json.loads(value)]
@@ -67,7 +67,7 @@ def _texts(value: str) -> list[str]:
     return found
 
 
-def _written(text: str) -> Iterator[bytes]:
+def _encode_forms(text: str) -> Iterator[bytes]:
     raw = text.encode("utf-8", "surrogateescape")
     yield raw
     yield raw.replace(b"\n", b"\r\n")

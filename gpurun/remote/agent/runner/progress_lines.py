@@ -95,12 +95,12 @@ class Progress:
         """
         line = line[:MOST_CHARS]
         if "core metric" in line.lower() or " bpb" in line.lower():
-            return self._score(line)
+            return self._parse_score(line)
         if "|" not in line and not any(word in line.lower() for word in ("loss", "epoch")):
             return None  # A flood of lines is skipped quickly.
         line = ESCAPES.sub("", line).strip()
         if line.startswith("{") and line.endswith("}"):
-            return self._placed(self._of_record(line), epoch=None)
+            return self._add_step(self._parse_record(line), epoch=None)
         about = re.split(r"\d", line, maxsplit=1)[0]
         is_aside = bool(TEST.search(about) or HELD_OUT.search(about)) and not TRAINED.search(about)
         if is_aside and any(form.search(line) for form in (BAR, BRACKET, RICH)):
@@ -109,7 +109,7 @@ class Progress:
         found = losses_of(line, about)
         bar = BAR.search(line)
         if bar and not found:
-            self._of_bar(int(bar[1]), int(bar[2]))
+            self._find_step_of_bar(int(bar[1]), int(bar[2]))
         if not found:
             return None
         if (bar or RICH.search(line)) and found.get("val_loss") == self.last_val:
@@ -119,20 +119,20 @@ class Progress:
             at = STEP.search(line)
             found.update({"step": int(at[1])} if at and not at[2] else {})
         else:
-            step = self._counted(line, rest)
+            step = self._parse_counted_step(line, rest)
             if step is not None and step < 0:
                 return None
             found.update({} if step is None else {"step": step})
-        return self._placed(dict(found, **speeds_of(line)), epoch=epoch)
+        return self._add_step(dict(found, **speeds_of(line)), epoch=epoch)
 
-    def _score(self, line: str) -> dict[str, Any] | None:
+    def _parse_score(self, line: str) -> dict[str, Any] | None:
         """Return a score with the step in the line, or else with the last step; None if the line has no score."""
         found = {name: form.search(line) for name, form in SCORES.items()}
         figures = {name: read_figure(match[1]) for name, match in found.items() if match}
         at = STEP.search(line)
         return dict(figures, step=int(at[1]) if at else self.step) if figures else None
 
-    def _placed(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
+    def _add_step(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
         """Add the step to the figures: their own, else the epoch if nothing finer is counted, else the bar's.
 
         Return None for figures without a loss, and for a training loss without a step.
@@ -147,13 +147,13 @@ class Progress:
             step = epoch
             self.set_total(self.epochs)
         else:
-            step = self._step_of_loss(is_trained="loss" in figures)
+            step = self._find_step_of_loss(is_trained="loss" in figures)
         if step is None and "val_loss" not in figures:
             return None  # A loss without a step is not a point of a curve.
         self.step = self.step if step is None else step
         return dict(figures, step=self.step)
 
-    def _step_of_loss(self, *, is_trained: bool) -> int | None:
+    def _find_step_of_loss(self, *, is_trained: bool) -> int | None:
         """Return the step of the bar to which a loss without a step belongs; None if there is none.
 
         The Hugging Face Trainer draws a second bar while it evaluates. That bar is full when the loss is printed.
@@ -167,10 +167,10 @@ class Progress:
         if bar is None:
             return None
         if is_trained:
-            self._use(bar)
+            self._note_training_bar(bar)
         return bar.step
 
-    def _use(self, bar: Counter) -> None:
+    def _note_training_bar(self, bar: Counter) -> None:
         """Note that a bar is the training bar. Its maximum is the total, unless each epoch has its own bar."""
         self.used, self.counts_epochs = bar, False
         is_one_of_many = bar.is_repeated or self.first_epoch is not None
@@ -190,29 +190,29 @@ class Progress:
         self.keras_size = self.keras_last = 0
         return self.epoch, line[: found.start()] + " " + line[found.end() :]
 
-    def _counted(self, line: str, rest: str) -> int | None:
+    def _parse_counted_step(self, line: str, rest: str) -> int | None:
         """Return the step in a line, over all epochs; None if it has none, -1 if it belongs to an evaluation.
 
         `rest` is the line without its epoch.
         """
         bar, keras, rich = BAR.search(line), KERAS.search(line), RICH.search(rest)
         if bar:
-            return self._of_bar(int(bar[1]), int(bar[2]), has_loss=True)
+            return self._find_step_of_bar(int(bar[1]), int(bar[2]), has_loss=True)
         if keras:
-            return self._of_keras(int(keras[1]), int(keras[2]) if keras[2].isdigit() else 0)
+            return self._find_step_of_keras(int(keras[1]), int(keras[2]) if keras[2].isdigit() else 0)
         if rich:
-            return self._of_epoch(int(rich[1]), int(rich[2]))
+            return self._find_step_in_epoch(int(rich[1]), int(rich[2]))
         step, bracket, pair = STEP.search(rest), BRACKET.search(rest), TUPLE.search(line)
         if step:
-            return self._of_text(int(step[1]), int(step[2] or 0))
+            return self._find_step_of_text(int(step[1]), int(step[2] or 0))
         if bracket:
-            return self._of_epoch(int(bracket[1]), int(bracket[2]), is_from_zero="][" in rest)
+            return self._find_step_in_epoch(int(bracket[1]), int(bracket[2]), is_from_zero="][" in rest)
         if pair:
             self.epoch = int(pair[1])
-            return self._of_text(int(pair[2]), 0)
+            return self._find_step_of_text(int(pair[2]), 0)
         return None
 
-    def _of_bar(self, count: int, size: int, *, has_loss: bool = False) -> int | None:
+    def _find_step_of_bar(self, count: int, size: int, *, has_loss: bool = False) -> int | None:
         """Return the step of a bar; None if there are too many bars. A bar without a loss only shows progress."""
         if size not in self.bars and len(self.bars) >= MOST_BARS:
             return None
@@ -220,19 +220,19 @@ class Progress:
         self.bars[size] = bar
         step = bar.take(count, is_again=count < bar.last)
         if has_loss:
-            self._use(bar)
+            self._note_training_bar(bar)
         elif bar is self.used:
             self.step = step
         return step
 
-    def _of_keras(self, count: int, size: int) -> int:
+    def _find_step_of_keras(self, count: int, size: int) -> int:
         """Return the step of a Keras bar; -1 for a bar of `evaluate` (another size, or not in a new epoch)."""
         if count < self.keras_last or self.keras_size not in (0, size):
             return -1
         self.keras_size, self.keras_last = size, count
-        return self._of_epoch(count, size)
+        return self._find_step_in_epoch(count, size)
 
-    def _of_epoch(self, count: int, size: int, *, is_from_zero: bool = False) -> int:
+    def _find_step_in_epoch(self, count: int, size: int, *, is_from_zero: bool = False) -> int:
         """Return the step of a count within the latest epoch."""
         if not size:
             return count
@@ -240,7 +240,7 @@ class Progress:
         self.set_total(size * self.epochs)
         return max(0, before) * size + count
 
-    def _of_text(self, count: int, size: int) -> int:
+    def _find_step_of_text(self, count: int, size: int) -> int:
         """Return the step of text such as `step 10/100`. It counts within an epoch if it restarts with a new epoch."""
         is_again = self.text_epoch not in (-1, self.epoch) and count <= self.text.last
         self.text_epoch = self.epoch
@@ -257,7 +257,7 @@ class Progress:
         """Note the total number of steps, unless the user stated it."""
         self.total = self.total if self.is_total_given else total
 
-    def _of_record(self, line: str) -> dict[str, Any]:
+    def _parse_record(self, line: str) -> dict[str, Any]:
         """Return the figures in a line of JSON, or in a printed Python dict."""
         try:
             record = json.loads(line)
