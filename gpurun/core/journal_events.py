@@ -129,7 +129,7 @@ class JournalEvent(Frozen):
 
 
 class NewerEvent(JournalEvent):
-    """An event of a newer gpurun, of which only `instance` is read."""
+    """An event of a newer gpurun. Only its `instance` is read."""
 
 
 class RunOpened(JournalEvent):

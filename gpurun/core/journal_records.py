@@ -233,7 +233,7 @@ class RunState(Frozen):
     came from earlier machines. `stays` means that gpurun has checked whether the run can continue on another machine,
     and it cannot.
 
-    The journal: `newer` is its first event that this gpurun does not know, and because of which it rents nothing.
+    The journal: `newer` is its first event that this gpurun does not know; such a run rents nothing.
     `unread` means that the journal is damaged, and that a line after the damage may have requested a machine.
     `imported` means that the run was in a notebook that gpurun could not watch: no machine was ever requested.
     """

@@ -446,7 +446,7 @@ class Job(Frozen, ABC):
         """Return one digest of the uploaded program: the modules in `trainer`, or the job's own folder."""
 
     def program(self, plan: Plan, trainer: Path) -> Path:
-        """Return the local folder of which `digest` returns the digest."""
+        """Return the local folder that `digest` hashes."""
         return trainer
 
     def shipped(self, digest: str) -> Self:

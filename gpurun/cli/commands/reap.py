@@ -172,7 +172,7 @@ def _open_providers(session: Session, names: list[str]) -> tuple[list[Provider],
     if not errors:
         return opened, None
     what = " ".join(f"{name} could not be checked: {error.what}" for name, error in errors.items())
-    hint = " ".join(dict.fromkeys(error.hint for error in errors.values() if error.hint))
+    hint = " ".join(dict.fromkeys(error.hint for error in errors.values()))
     return opened, MayBeBilling("reap.cannot_look", what, hint=hint)
 
 

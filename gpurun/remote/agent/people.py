@@ -25,7 +25,7 @@ SHELL_OF = b"GPURUN_SHELL_OF="
 """The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
 """Programs that only host a user's work, or that read the GPUs. They do not count as work themselves."""
-OWN = (b"agent.pyz", b"slurm_script")
+OWN = (b"agent.pyz", b"/slurm_script\0")
 """What gpurun's own command lines contain: the agent's file, or Slurm's name for the job's script (pilot.sh)."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
